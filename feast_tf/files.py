@@ -1,0 +1,24 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import BinaryIO, Union
+
+
+def write_whole(path: Union[str, os.PathLike], write: Callable[[BinaryIO], object]) -> None:
+    """Calls `write(file)` on a new binary file that takes the name `path` only when it is complete."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
