@@ -1,0 +1,11 @@
+"""The sparse sample-weighted mean: NumPy reference, TensorFlow fold, TFF aggregation."""
+
+from feast_tf import versions
+
+versions.require_federated()
+
+from feast_tf.aggregation.federated import build_sparse_sum
+from feast_tf.aggregation.federated import slices_type
+from feast_tf.aggregation.fold import Accumulator
+from feast_tf.aggregation.fold import apply_mean
+from feast_tf.aggregation.reference import sparse_mean

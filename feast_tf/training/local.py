@@ -1,0 +1,191 @@
+"""One client's local work: min / random / max co-training with in-place distillation (paper 3.4).
+
+TensorFlow only. Weights are tensors of a client's envelope, not variables, so that one traced graph
+serves envelopes of every size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from feast_tf.space import Layout
+from feast_tf.supernet import forward
+from feast_tf.training import augment, losses, mixing, rules
+from feast_tf.training.optimizer import SGD
+
+# Columns of the training metrics: sums over the pictures that a role's variants were trained on.
+STATISTICS = ("supervised_loss", "distillation_loss", "correct", "examples")
+NORMALISATIONS = ("sum", "mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+    """What a client does with a mini-batch.
+
+    Attributes:
+      rule: a name in `rules.RULES` (the rows of the paper's Table 2).
+      optimizer: local `SGD`.
+      rho_kd: share of the distillation loss in a student's loss.
+      temperature: of the distillation (the paper's formula has none: 1).
+      label_smoothing: of the supervised loss.
+      gradients: "sum" of the variants' gradients, or their "mean".
+      augmentation: an `augment.Augmentation`.
+      mean, std: per-channel normalisation of pictures scaled to 0..1.
+    """
+
+    rule: str = "full"
+    optimizer: SGD = SGD()
+    rho_kd: float = 0.5
+    temperature: float = 1.0
+    label_smoothing: float = 0.0
+    gradients: str = "sum"
+    augmentation: augment.Augmentation = augment.Augmentation()
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.25, 0.25, 0.25)
+
+    def __post_init__(self):
+        if self.rule not in rules.RULES:
+            raise ValueError(f"rule must be one of {', '.join(rules.RULES)}, but is {self.rule!r}")
+        if not 0 <= self.rho_kd <= 1:
+            raise ValueError(f"rho_kd must lie in [0, 1], but is {self.rho_kd}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be positive, but is {self.temperature}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1), but is {self.label_smoothing}")
+        if self.gradients not in NORMALISATIONS:
+            raise ValueError(f"gradients must be one of {', '.join(NORMALISATIONS)}, but is "
+                             f"{self.gradients!r}")
+
+
+class LocalResult(NamedTuple):
+    """What local training yields.
+
+    Attributes:
+      update: tuple of float32 tensors, trained minus received weights.
+      num_examples: int32 scalar n_i, pictures that were trained on.
+      metrics: float32[len(ROLES), len(STATISTICS)] sums.
+    """
+
+    update: tuple[tf.Tensor, ...]
+    num_examples: tf.Tensor
+    metrics: tf.Tensor
+
+
+def _elastic_shapes(layout: Layout) -> tuple[tf.TensorShape, ...]:
+    return tuple(tf.TensorShape(parameter.elastic_shape) for parameter in layout.parameters)
+
+
+def prepare_batch(config: LocalTraining, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor,
+                  step: tf.Tensor) -> mixing.MixedBatch:
+    """Augments, normalises and mixes uint8 pictures; `seed` is the mini-batch's int32[2]."""
+    seeds = tf.random.experimental.stateless_split(seed, 2)
+    images = augment.augment_images(images, seed=seeds[0], config=config.augmentation)
+    images = augment.normalize(images, mean=config.mean, std=config.std)
+    return mixing.mix(images, labels, seed=seeds[1], step=step, config=config.augmentation)
+
+
+def cotrain_gradients(layout: Layout, config: LocalTraining, weights: Sequence[tf.Tensor],
+                      variant_dims: tf.Tensor, roles: tf.Tensor, batch: mixing.MixedBatch
+                      ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
+    """Gradients of all variants of one mini-batch.
+
+    The variants run one after the other in one loop, so the graph holds a single forward and backward
+    pass and a single variant's activations are in memory. The first variant is the teacher; its
+    targets are carried to the students.
+
+    Args:
+      layout: the supernet's layout.
+      config: the local training.
+      weights: tensors of an envelope that contains every variant.
+      variant_dims: int32[V, 1 + 3S], the largest variant first.
+      roles: int32[V], indices into `rules.ROLES`.
+      batch: the pictures.
+
+    Returns:
+      (gradients, metrics): a tensor for each weight, and float32[ROLES, STATISTICS] sums.
+    """
+    rule = rules.RULES[config.rule]
+    rho = config.rho_kd if rule.distill else 0.0
+    size = tf.cast(tf.shape(batch.labels_a)[0], tf.float32)
+
+    def variant_step(index, targets, gradients, metrics):
+        is_teacher = tf.equal(index, 0)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            logits = forward(layout, weights, variant_dims[index], batch.images)
+            supervised = losses.supervised_loss(logits, batch.labels_a, batch.labels_b, batch.lam,
+                                                config.label_smoothing)
+            distillation = losses.distillation_loss(logits, targets, config.temperature)
+            share = tf.where(is_teacher, 0.0, rho)
+            loss = (1.0 - share) * supervised + share * distillation
+        found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        targets = tf.where(is_teacher, losses.soft_targets(logits, config.temperature), targets)
+        guess = tf.argmax(logits, axis=-1, output_type=tf.int32)
+        # tf.equal: inside a TFF computation `==` on tensors compares identities.
+        hits = lambda labels: tf.reduce_sum(tf.cast(tf.equal(guess, labels), tf.float32))
+        correct = batch.lam * hits(batch.labels_a) + (1.0 - batch.lam) * hits(batch.labels_b)
+        row = tf.stack([supervised * size, tf.where(is_teacher, 0.0, distillation * size),
+                        correct, size])
+        metrics += tf.one_hot(roles[index], len(rules.ROLES))[:, tf.newaxis] * row
+        return index + 1, targets, tuple(g + f for g, f in zip(gradients, found)), metrics
+
+    weights = tuple(weights)
+    zeros = tuple(tf.zeros_like(weight) for weight in weights)
+    targets = tf.zeros([tf.shape(batch.labels_a)[0], layout.spec.classes])
+    metrics = tf.zeros([len(rules.ROLES), len(STATISTICS)])
+    _, _, gradients, metrics = tf.while_loop(
+        lambda index, *_: index < tf.shape(variant_dims)[0], variant_step,
+        (tf.constant(0), targets, zeros, metrics), parallel_iterations=1,
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, None]),
+                          _elastic_shapes(layout), metrics.shape))
+    if config.gradients == "mean":
+        count = tf.cast(tf.shape(variant_dims)[0], tf.float32)
+        gradients = tuple(gradient / count for gradient in gradients)
+    return gradients, metrics
+
+
+def local_update(layout: Layout, config: LocalTraining, cache_dims: tf.Tensor,
+                 weights: Sequence[tf.Tensor], level: tf.Tensor, dataset: tf.data.Dataset,
+                 seed: tf.Tensor, rate: tf.Tensor) -> LocalResult:
+    """Trains a client's envelope on its pictures. Call it inside a `tf.function` (it is autographed).
+
+    Args:
+      layout: the supernet's layout.
+      config: the local training.
+      cache_dims: int32[A, 1 + 3S], all cached variants.
+      weights: the received tensors of the client's envelope.
+      level: int32 scalar, place of its largest affordable variant.
+      dataset: of mappings with "x" uint8[batch, height, width, 3] and "y" int32[batch].
+      seed: int32[2], of this client in this round.
+      rate: float32 scalar learning rate.
+
+    Returns:
+      A `LocalResult`; all zero where the data set is empty.
+    """
+    rule = rules.RULES[config.rule]
+    initial = tuple(weights)
+    weights = initial
+    velocity = tuple(tf.zeros_like(weight) for weight in weights)
+    metrics = tf.zeros([len(rules.ROLES), len(STATISTICS)])
+    step, num_examples = tf.constant(0), tf.constant(0)
+    shapes = _elastic_shapes(layout)
+    # `for ... in iter(...)`: Dataset.reduce would instantiate the loop's body anew in every call.
+    for batch in iter(dataset):
+        tf.autograph.experimental.set_loop_options(
+            parallel_iterations=1,
+            shape_invariants=[(weights, shapes), (velocity, shapes)])
+        seeds = tf.random.experimental.stateless_split(
+            tf.random.experimental.stateless_fold_in(seed, step), 2)
+        places, roles = rules.draw_variants(rule, level, seeds[0])
+        prepared = prepare_batch(config, batch["x"], batch["y"], seeds[1], step)
+        gradients, sums = cotrain_gradients(layout, config, weights, tf.gather(cache_dims, places),
+                                            roles, prepared)
+        weights, velocity = config.optimizer.apply(gradients, weights, velocity, rate)
+        metrics += sums
+        num_examples += tf.shape(batch["y"])[0]
+        step += 1
+    return LocalResult(tuple(w - i for w, i in zip(weights, initial)), num_examples, metrics)

@@ -1,0 +1,8 @@
+"""The main program of every `py_test` in BUILD: hands its arguments to pytest."""
+
+import sys
+
+import pytest
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""Trains one elastic network over clients of different budgets and measures what each is served.
+
+    python -m tff_programs.run                                  # digits, minutes on two cores
+    python -m tff_programs.run --dataset=tinyimagenet --data_dir=/data
+    python -m tff_programs.run --config=configs/cifar100.py --config.training.rule=min_max
+
+Results go to --output_dir (default runs/<configuration>). The same command resumes an interrupted run.
+Training runs on the CPU in TFF's worker; evaluation runs in this process, on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from tff_programs import environment  # isort: skip  (first: it prepares TensorFlow's import)
+from absl import flags, logging
+
+from tff_programs import flags as program_flags
+
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder of the run (default runs/<data set>).")
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Folder or archive with the data set; it is downloaded where this is not given.")
+_ROUNDS = flags.DEFINE_integer("rounds", None, "Rounds to train, instead of the configuration's.",
+                               lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", None, "Seed of everything, instead of the configuration's.",
+                             lower_bound=0)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what would be run.")
+
+
+def main(argv) -> None:
+    del argv
+    program_flags.log_own_lines()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worker is ended too
+    config = program_flags.CONFIG.value
+    with config.unlocked():
+        config.dataset = program_flags.DATASET.value or config.dataset
+        config.rounds = _ROUNDS.value or config.rounds
+        config.seed = config.seed if _SEED.value is None else _SEED.value
+    from feast_tf import simulation  # after the flags: TensorFlow takes seconds to import
+
+    logging.info("oneDNN is %s (TF_ENABLE_ONEDNN_OPTS)",
+                 "off" if os.environ["TF_ENABLE_ONEDNN_OPTS"] == "0" else "on")
+    simulation.run(config, _OUTPUT_DIR.value or f"runs/{config.dataset}",
+                   data_dir=_DATA_DIR.value, dry_run=_DRY_RUN.value)
+
+
+if __name__ == "__main__":
+    program_flags.run_main(main)
