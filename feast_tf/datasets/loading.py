@@ -99,7 +99,7 @@ def load(
     server, validation = stratified_split(
         held.labels, server_samples, stream(seed, "server pictures")
     )
-    mean, std = channel_moments(test.images)
+    mean, std = channel_moments(train.images)
     return Dataset(
         name=name, classes=classes, train=train, validation=held.take(validation),
         server=held.take(server), test=test, mean=mean, std=std,

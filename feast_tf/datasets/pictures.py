@@ -138,7 +138,7 @@ def load_pictures(files: PictureFiles, *, image_size: int, cache: Path, name: st
         ValueError: As `decode`.
     """
     labels = np.array(files.labels, dtype=np.int32)
-    path = cache / f"{name}-{image_size}-{_key(files, image_size)}.npz"
+    path = cache / f"{name}-{image_size}-{_key(files)}.npz"
     try:
         with exclusive(path):
             images = _read_cache(path, (len(labels), image_size, image_size, 3))
@@ -160,8 +160,8 @@ def _decode_all(files: PictureFiles, image_size: int, name: str) -> np.ndarray:
     return images
 
 
-def _key(files: PictureFiles, image_size: int) -> str:
-    result = hashlib.sha256(f"{_CACHE_FORMAT} {image_size}".encode())
+def _key(files: PictureFiles) -> str:
+    result = hashlib.sha256(str(_CACHE_FORMAT).encode())
     for path in files.paths:
         status = path.stat()
         result.update(f"\n{path} {status.st_size} {status.st_mtime_ns}".encode())

@@ -49,6 +49,13 @@ def test_val_sorted_into_class_folders_has_the_same_labels(
     assert labels_by_number(val) == {0: 1, 1: 0, 2: 2}
 
 
+def test_val_that_is_sorted_in_part_is_an_error(tiny_root, tmp_path):
+    move_into_class_folders(tiny_root, "")
+    (tiny_root / "val" / "n02" / "val_0.JPEG").rename(tiny_root / "val" / "images" / "val_0.JPEG")
+    with pytest.raises(ValueError, match=r"line 2: val_2\.JPEG is not in .*val/images"):
+        read(tiny_root, tmp_path)
+
+
 def test_a_missing_list_is_an_error_and_not_label_0(tiny_root, tmp_path):
     (tiny_root / "val" / "val_annotations.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"val/val_annotations\.txt is missing"):
