@@ -9,7 +9,10 @@ from typing import BinaryIO, Union
 
 
 def write_whole(path: Union[str, os.PathLike], write: Callable[[BinaryIO], object]) -> None:
-    """Calls `write(file)` on a new binary file that takes the name `path` only when it is complete."""
+    """Calls `write(file)` on a new binary file that gets the name `path` only when complete.
+
+    Whatever stops the writing, `path` keeps what it held. Missing folders are made.
+    """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")

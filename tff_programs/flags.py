@@ -47,7 +47,7 @@ def _keys(config, prefix: str = "config") -> list[str]:
     return found
 
 
-def _load(value: str):
+def load_config(value: str):
     """The configuration that --config=<path>[:<argument>] names."""
     path, _, argument = value.partition(":")
     if not pathlib.Path(path).is_file():
@@ -69,7 +69,7 @@ def _unknown_key(argv: Sequence[str]) -> Optional[str]:
     files = [a.partition("=")[2] for a in argv if a.lstrip("-").startswith("config=")]
     if not files:
         return None
-    known = _keys(_load(files[-1]))
+    known = _keys(load_config(files[-1]))
     for name in names:
         if name.startswith("config.") and name not in known:
             # A key of the right name in another section is the likeliest slip.

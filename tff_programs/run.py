@@ -5,7 +5,7 @@
     python -m tff_programs.run --config=configs/cifar100.py --config.training.rule=min_max
 
 Results go to --output_dir (default runs/<configuration>). The same command resumes an interrupted run.
-Training runs on the CPU in TFF's worker; evaluation runs in this process, on a GPU where there is one.
+Training and evaluation run in this process, on GPUs where there are any (--runtime).
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _ROUNDS = flags.DEFINE_integer("rounds", None, "Rounds to train, instead of the 
                                lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", None, "Seed of everything, instead of the configuration's.",
                              lower_bound=0)
+_RUNTIME = flags.DEFINE_enum(
+    "runtime", "in_process", ("in_process", "tff_worker", "tff_workers"),
+    "Where client work runs: in this process, on GPUs where there are any; in TFF's own worker, on the "
+    "CPU; or in several of these (--workers).")
+_WORKERS = flags.DEFINE_list("workers", [], "host:port of each worker, for --runtime=tff_workers.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what would be run.")
 
 
@@ -43,7 +48,8 @@ def main(argv) -> None:
     logging.info("oneDNN is %s (TF_ENABLE_ONEDNN_OPTS)",
                  "off" if os.environ["TF_ENABLE_ONEDNN_OPTS"] == "0" else "on")
     simulation.run(config, _OUTPUT_DIR.value or f"runs/{config.dataset}",
-                   data_dir=_DATA_DIR.value, dry_run=_DRY_RUN.value)
+                   data_dir=_DATA_DIR.value, runtime_name=_RUNTIME.value,
+                   workers=_WORKERS.value, dry_run=_DRY_RUN.value)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The sparse mean as a `federated_aggregate` (design: TFF orchestration only, the maths is in `fold`)."""
+"""The sparse mean as a `federated_aggregate`: orchestration only, the maths is in `fold`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def build_sparse_sum(routing: Routing) -> tff.Computation:
 
       W_slice: see `slices_type`; `weight` is n_i; `level` names the envelope that `update` covers.
 
-    Placement: `fold.accumulate` runs at the server once for each client; `fold.merge` joins the sums of
-    several executors.
+    Placement: `fold.accumulate` runs at the server once for each client; `fold.merge` joins the
+    sums of several executors.
     """
     zero = tff.tensorflow.computation(lambda: fold.zero(routing))
     sums_type = zero.type_signature.result

@@ -1,7 +1,8 @@
 """The sparse sample-weighted mean as a fold, in TensorFlow (paper 3.3).
 
-`accumulate` adds n_i * update_i at the leading positions that a client covers. Envelopes are nested, so
-the position-wise denominator is carried as one count for each envelope and expanded once, at the end.
+`accumulate` adds n_i * update_i at the leading positions that a client covers. Envelopes are
+nested, so the position-wise denominator is carried as one count for each envelope and expanded
+once, at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Accumulator(NamedTuple):
       mass: float32[A], sum of n_i of each envelope level (exact below 2^24 examples a round).
       clients_with_data: int32 scalar, clients that were added.
       clients_without_data: int32 scalar, clients with n_i = 0, which change nothing.
-      clients_refused: int32 scalar, clients whose update was not finite, left out whole.
+      clients_refused: int32 scalar, clients that would have made a sum infinite or NaN, left out
+        whole.
     """
 
     numerator: tuple[tf.Tensor, ...]
@@ -52,23 +54,23 @@ def accumulate(accumulator: Accumulator, update: Sequence[tf.Tensor], weight: tf
       level: int32 scalar, the client's envelope.
 
     Returns:
-      The new sums. An update with NaN or infinity anywhere is counted and touches nothing else.
+      The new sums. An update with NaN or infinity anywhere, or one that overflows when it is
+      weighted and added, is counted and touches nothing else.
     """
+    sizes = [tf.shape(part) for part in update]
+    sums = [tf.slice(total, tf.zeros_like(size), size) + weight * part
+            for total, size, part in zip(accumulator.numerator, sizes, update)]
     has_data = weight > 0
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in update])
-    finite = tf.logical_and(finite, tf.math.is_finite(weight))
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in sums])
     used = tf.logical_and(has_data, finite)
 
     def add():
-        numerator = []
-        for total, part in zip(accumulator.numerator, update):
-            size = tf.shape(part)
-            start, step = tf.zeros_like(size), tf.ones_like(size)
-            numerator.append(tf.raw_ops.TensorStridedSliceUpdate(
-                input=total, begin=start, end=size, strides=step,
-                    value=tf.slice(total, start, size) + weight * part))
+        numerator = tuple(
+            tf.raw_ops.TensorStridedSliceUpdate(input=total, begin=tf.zeros_like(size), end=size,
+                                                strides=tf.ones_like(size), value=part)
+            for total, size, part in zip(accumulator.numerator, sizes, sums))
         mass = accumulator.mass + weight * tf.one_hot(level, tf.shape(accumulator.mass)[0])
-        return tuple(numerator), mass
+        return numerator, mass
 
     numerator, mass = tf.cond(used, add, lambda: (accumulator.numerator, accumulator.mass))
     one_if = lambda condition: tf.cast(condition, tf.int32)
@@ -95,7 +97,8 @@ def expand_mass(parameter: Parameter, extents: np.ndarray, mass: tf.Tensor) -> t
       mass: float32[A], sum of n_i of each level.
 
     Returns:
-      float32 of the parameter's rank that broadcasts to its shape (1 on axes that are always whole).
+      float32 of the parameter's rank that broadcasts to its shape (1 on axes that are always
+      whole).
     """
     elastic = [axis for axis, dim in enumerate(parameter.axes) if dim is not None]
     masks = [tf.sequence_mask(extents[:, axis], parameter.shape[axis], tf.float32)
@@ -109,13 +112,16 @@ def expand_mass(parameter: Parameter, extents: np.ndarray, mass: tf.Tensor) -> t
 
 def apply_mean(routing: Routing, weights: Sequence[tf.Tensor],
                accumulator: Accumulator) -> tuple[tf.Tensor, ...]:
-    """The new server weights: weights + numerator / mass where covered, else the old value, bit for bit.
+    """The new server weights: weights + numerator / mass, position by position.
 
-    With learning rate 0 every update is exactly 0, so covered positions are unchanged bit for bit too.
+    Where the numerator is 0, because nobody covers a position or nobody changed it (as with
+    learning rate 0), the old value is kept bit for bit, -0.0 included.
     """
     result = []
     for parameter, extents, weight, numerator in zip(
             routing.layout.parameters, routing.extents, weights, accumulator.numerator):
         mass = expand_mass(parameter, extents, accumulator.mass)
-        result.append(tf.where(mass > 0, weight + tf.math.divide_no_nan(numerator, mass), weight))
+        # tf.not_equal: inside a TFF computation `!=` on tensors compares identities.
+        result.append(tf.where(tf.not_equal(numerator, 0.0),
+                               weight + tf.math.divide_no_nan(numerator, mass), weight))
     return tuple(result)

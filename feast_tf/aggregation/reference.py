@@ -18,8 +18,8 @@ def sparse_mean(weights: Sequence[np.ndarray],
 
     Args:
       weights: arrays of the whole supernet.
-      contributions: for each client (n_i, arrays of its update), where every array covers the leading
-        positions of the weight, up to its own shape.
+      contributions: for each client (n_i, arrays of its update), where every array covers the
+        leading positions of the weight, up to its own shape. One that is not finite is left out.
 
     Returns:
       float32 arrays of the shapes of `weights`.

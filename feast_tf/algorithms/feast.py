@@ -4,13 +4,15 @@ Operating points    the variants of a fixed cache, ascending in MACs (3.2).
 Budget -> point     the largest variant with MACs <= budget; its place is the client's level.
 Routing             the envelope of the affordable variants, cut out by `federated_select` (3.3).
 Local objective     min / random / max co-training with in-place distillation (3.4).
-Aggregation         position-wise mean over the clients that cover a position, weighted by n_i (3.3).
+Aggregation         position-wise mean, weighted by n_i, over the clients that cover a place (3.3).
 Serving             largest affordable variant, with batch-norm moments of its own (4.1).
 """
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +38,24 @@ def client_type(routing: Routing) -> tff.StructType:
                                      ("data", tff.SequenceType(batch))], collections.OrderedDict)
 
 
+def check_cohort(clients: Sequence[Mapping[str, Any]], num_levels: int) -> None:
+    """Says in Python what TFF would report as an internal error of its runtime, or not at all.
+
+    Args:
+      clients: the cohort of a round, values of `client_type`.
+      num_levels: of the routing.
+
+    Raises:
+      ValueError: nobody is in the cohort, or a client's level is not in the cache.
+    """
+    if not clients:
+        raise ValueError("the cohort is empty: a round needs at least one client")
+    for client in clients:
+        if not 0 <= client["level"] < num_levels:
+            raise ValueError(f"client {client['client']} has the level {client['level']}, but "
+                             f"levels lie in 0..{num_levels - 1}")
+
+
 def build_feast(routing: Routing, training: LocalTraining, *, total_rounds: int,
                 seed: int = 0) -> tff.learning.templates.LearningProcess:
     """Builds FEAST as a learning process.
@@ -45,15 +65,17 @@ def build_feast(routing: Routing, training: LocalTraining, *, total_rounds: int,
         initialize: ( -> S@SERVER)
         next: (<state=S@SERVER, clients={D}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>)
 
-      S: `tff.learning.templates.LearningAlgorithmState`; `global_model_weights.trainable` holds the whole
-         supernet in the order of `Layout.parameters`, `client_work` the round number (int32).
+      S: `tff.learning.templates.LearningAlgorithmState`; `global_model_weights.trainable` holds the
+         whole supernet in the order of `Layout.parameters`, `client_work` the round number (int32).
       D: see `client_type`.
       M: <distributor=<bytes_down=int64>,
-          client_work=<train=<loss_r, accuracy_r, distillation_r for each trained role r, examples>>,
-          aggregator=<bytes_up=int64, clients_with_data, clients_without_data, clients_refused>,
+          client_work=<train=<for each trained role r: loss_r=float32, accuracy_r=float32 and, for
+           students, distillation_r=float32; examples=int64>>,
+          aggregator=<bytes_up=int64, clients_with_data=int32, clients_without_data=int32,
+           clients_refused=int32>,
           finalizer=<>>.
-         Losses are means over the pictures of all clients, 0 where a role trained none. The bytes are
-         counted from the tensors that were sent.
+         Losses and accuracies are means over the pictures of all clients whose losses are finite, 0
+         where a role trained none. The bytes are counted from the tensors that were sent.
 
     Args:
       routing: envelopes of the variant cache.
@@ -62,9 +84,14 @@ def build_feast(routing: Routing, training: LocalTraining, *, total_rounds: int,
       seed: of the initial weights and of all local randomness.
 
     Returns:
-      A `tff.learning.templates.LearningProcess`. A level outside the cache stops the round with an error
-      that names the client.
+      A `tff.learning.templates.LearningProcess`. A level outside the cache stops the round with an
+      error that names the client (see also `check_cohort`). An empty cohort only counts the round.
+
+    Raises:
+      ValueError: `total_rounds` is not positive.
     """
+    if total_rounds < 1:
+        raise ValueError(f"total_rounds must be at least 1, but is {total_rounds}")
     layout, num_levels = routing.layout, routing.num_levels
     sparse_sum = build_sparse_sum(routing)
     slice_type = slices_type(routing)
@@ -113,13 +140,15 @@ def build_feast(routing: Routing, training: LocalTraining, *, total_rounds: int,
     def client_work(routed, client, round_num):
         slices = routed.get_single_element()
         result = train(slices, client, round_num)
+        # One client that diverges must not hide the losses of all others.
+        metrics = tf.where(tf.reduce_all(tf.math.is_finite(result.metrics)), result.metrics, 0.0)
         size = lambda tensors: tf.add_n([tf.size(t, tf.int64) * t.dtype.size for t in tensors])
         return collections.OrderedDict(
             contribution=collections.OrderedDict(
                 update=result.update, weight=tf.cast(result.num_examples, tf.float32),
                 level=client["level"]),
             sums=collections.OrderedDict(
-                metrics=result.metrics, examples=tf.cast(result.num_examples, tf.int64),
+                metrics=metrics, examples=tf.cast(result.num_examples, tf.int64),
                 bytes_down=size(slices), bytes_up=size(result.update)))
 
     # --- the server's update

@@ -2,6 +2,7 @@
 
 from feast_tf.datasets.loading import NAMES
 from feast_tf.datasets.loading import load
+from feast_tf.datasets.sizes import class_counts
 from feast_tf.datasets.splits import Dataset
 from feast_tf.datasets.splits import Split
 from feast_tf.datasets.splits import stratified_split

@@ -22,8 +22,8 @@ NAMES = ("digits", *SOURCES)
 
 _DEFAULT_IMAGE_SIZE = 32
 _DEFAULT_DIGITS_SIZE = 16
-_DEFAULT_HELD_OUT = 0.1
-_DIGITS_TEST_COUNT = 397
+DEFAULT_HELD_OUT = 0.1
+DIGITS_TEST_COUNT = 397
 # The digits have no official test pictures. Ours must not depend on the seed of a run, or the
 # figures of two seeds would not be comparable.
 _DIGITS_TEST_SEED = 0
@@ -88,7 +88,7 @@ def load(
 
     classes, train, held, test = _read(name, data_dir, image_size, download)
     if held is None:
-        train, held = _hold_out(train, _DEFAULT_HELD_OUT if held_out is None else held_out, seed)
+        train, held = _hold_out(train, DEFAULT_HELD_OUT if held_out is None else held_out, seed)
     if server_samples is None:
         server_samples = max(1, len(held) // 5)
     if not 1 <= operator.index(server_samples) < len(held):
@@ -113,7 +113,7 @@ def _read(
     if name == "digits":
         everything = digits.read_digits(image_size)
         test, train = stratified_split(
-            everything.labels, _DIGITS_TEST_COUNT, stream(_DIGITS_TEST_SEED, "digits test pictures")
+            everything.labels, DIGITS_TEST_COUNT, stream(_DIGITS_TEST_SEED, "digits test pictures")
         )
         return digits.CLASSES, everything.take(train), None, everything.take(test)
     root, cache = locate(SOURCES[name], data_dir, download=download)

@@ -92,13 +92,26 @@ def stratified_split(
         raise ValueError(f"count must be in 0..{len(labels)}, the number of examples, not {count}")
     chosen = np.zeros(len(labels), dtype=bool)
     if count:
-        sizes = np.bincount(labels)
-        quotas, remainders = np.divmod(count * sizes.astype(np.int64), len(labels))
-        by_remainder = np.argsort(-remainders, kind="stable")
-        quotas[by_remainder[: count - quotas.sum()]] += 1
-        for label, quota in enumerate(quotas):
+        for label, quota in enumerate(stratified_counts(np.bincount(labels), count)):
             chosen[rng.permutation(np.flatnonzero(labels == label))[:quota]] = True
     return np.flatnonzero(chosen), np.flatnonzero(~chosen)
+
+
+def stratified_counts(sizes: np.ndarray, count: int) -> np.ndarray:
+    """How many examples of each class `stratified_split` chooses.
+
+    Args:
+        sizes: Examples of each class, integers of shape [classes].
+        count: How many to choose, from 0 to their sum.
+
+    Returns:
+        int64 array of shape [classes] that adds up to `count`.
+    """
+    sizes = np.asarray(sizes, np.int64)
+    quotas, remainders = np.divmod(count * sizes, max(sizes.sum(), 1))
+    by_remainder = np.argsort(-remainders, kind="stable")
+    quotas[by_remainder[: count - quotas.sum()]] += 1
+    return quotas
 
 
 def channel_moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

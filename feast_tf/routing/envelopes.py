@@ -1,8 +1,8 @@
 """Budget-tailored routing: the envelope that spans a client's affordable variants (paper 3.3).
 
-d*_{i,l} = max over A_i of d_l(a), w*_{i,j} = max over A_i of w_j(a), at the largest expansion of the
-space. Affordable sets are prefixes of the cache, so there is one envelope for each cached variant
-(*level*), and the envelope of a higher level contains that of a lower one.
+d*_{i,l} = max over A_i of d_l(a), w*_{i,j} = max over A_i of w_j(a), at the largest expansion of
+the space. Affordable sets are prefixes of the cache, so there is one envelope for each cached
+variant (*level*), and the envelope of a higher level contains that of a lower one.
 """
 
 from __future__ import annotations

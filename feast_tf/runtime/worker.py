@@ -1,8 +1,11 @@
-"""TFF's own worker process, owned: bound to loopback, quiet, and never left behind.
+"""TFF's own worker process, owned: quiet, and never left behind.
 
-TFF's default context starts a worker that listens on all interfaces, outlives the program on every
-exit path, keeps its standard output open, and is waited for without end when it cannot start. Here the
-worker dies with this process, even when this is killed, and a worker that does not start is an error.
+TFF's default context starts a worker that outlives the program on every exit path, keeps its
+standard output open, and is waited for without end when it cannot start. Here the worker dies with
+this process, even when this is killed, and a worker that does not start is an error.
+
+What can't be helped: the worker listens on all interfaces (it has no flag for the address), without
+authentication, and runs any graph that it is sent. Use it on hosts whose network is trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent import futures
 from typing import Optional
 
 import grpc
@@ -39,7 +44,7 @@ class Worker:
     """A running worker process.
 
     Attributes:
-      port: where it listens, on 127.0.0.1.
+      port: where it listens; this process talks to it through 127.0.0.1.
       process: its `subprocess.Popen`.
       channel: the gRPC channel to it.
     """
@@ -56,9 +61,22 @@ class Worker:
             binary, what happened and what the platform must be.
         """
         binary = pathlib.Path(binary or worker_path())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._log, self._stopped = tempfile.TemporaryFile(), threading.Event()
+        with socket.socket() as claim:
+            # The port stays ours until the worker, which sets the same option, has it: several
+            # programs that start at once must not share one.
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            claim.bind(("127.0.0.1", 0))
+            self.port = claim.getsockname()[1]
+            self.process = self._start(binary)
+            atexit.register(self.stop)
+            self._wait(binary, start_seconds)
+        self.channel = grpc.insecure_channel(
+            f"127.0.0.1:{self.port}",
+            options=[(f"grpc.max_{kind}message_length", _MAX_MESSAGE_BYTES)
+                     for kind in ("receive_", "send_", "")])
+
+    def _start(self, binary: pathlib.Path) -> subprocess.Popen:
         libc, parent = ctypes.CDLL(None), os.getpid()
 
         def die_with_parent():
@@ -66,22 +84,28 @@ class Worker:
             if os.getppid() != parent:  # the parent died before the line above
                 os._exit(1)
 
-        self._log = tempfile.TemporaryFile()
+        started: futures.Future = futures.Future()
+
+        def start():
+            try:
+                # A session of its own: Ctrl-C reaches this program alone, which ends the worker.
+                process = subprocess.Popen(
+                    [str(binary), f"--port={self.port}"], stdin=subprocess.DEVNULL,
+                    stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+                    preexec_fn=die_with_parent if sys.platform == "linux" else None)
+            except BaseException as error:  # raised below, in the caller's thread
+                started.set_exception(error)
+            else:
+                started.set_result(process)
+                self._stopped.wait()
+
+        # The worker dies with the *thread* that forks it, so that is not the caller's, which may end.
+        threading.Thread(target=start, name="tff-worker", daemon=True).start()
         try:
-            # A session of its own: Ctrl-C reaches this program alone, which then ends the worker.
-            self.process = subprocess.Popen(
-                [str(binary), f"--port={self.port}"], stdin=subprocess.DEVNULL, stdout=self._log,
-                stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=die_with_parent if sys.platform == "linux" else None)
+            return started.result()
         except OSError as error:
             raise RuntimeError(f"TFF's worker {binary} can't be started: {error.strerror}; "
                                f"{_NEEDS}") from error
-        atexit.register(self.stop)
-        self._wait(binary, start_seconds)
-        self.channel = grpc.insecure_channel(
-            f"127.0.0.1:{self.port}",
-            options=[(f"grpc.max_{kind}message_length", _MAX_MESSAGE_BYTES)
-                     for kind in ("receive_", "send_", "")])
 
     def _wait(self, binary: pathlib.Path, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -114,6 +138,7 @@ class Worker:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        self._stopped.set()
         self._log.close()
 
 
@@ -143,6 +168,6 @@ def use_worker(worker: Optional[Worker] = None) -> Worker:
         transform_args=tff.tensorflow.transform_args,
         transform_result=tff.tensorflow.transform_result)
     tff.framework.set_default_context(context)
-    logging.info("TFF runtime: worker process %d on 127.0.0.1:%d, CPU only", worker.process.pid,
+    logging.info("TFF runtime: worker process %d on port %d, CPU only", worker.process.pid,
                  worker.port)
     return worker

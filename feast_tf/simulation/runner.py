@@ -6,16 +6,18 @@ import asyncio
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Optional, Union
 
 import ml_collections
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 from absl import logging
 
+from feast_tf import runtime
 from feast_tf.algorithms import build_feast
-from feast_tf.runtime import use_worker
 from feast_tf.serving import (Evaluator, OperatingPoint, SavedSupernet, anchor_levels,
                               save_supernet)
 from feast_tf.simulation import outputs, report
@@ -58,15 +60,18 @@ def measure(experiment: Experiment, evaluator: Evaluator,
 
 
 def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], *,
-        data_dir: Optional[Union[str, os.PathLike]] = None, dry_run: bool = False) -> Optional[dict]:
+        data_dir: Optional[Union[str, os.PathLike]] = None, runtime_name: str = "in_process",
+        workers: Sequence[str] = (), dry_run: bool = False) -> Optional[dict]:
     """Runs an experiment to its end, going on where an earlier call on the same folder stopped.
 
-    Makes an owned TFF worker the runtime of this process, and ends it. Prints the final table.
+    Makes a TFF runtime the default of this process. Prints the final table.
 
     Args:
       config: as `configs.base.base_config` describes it.
       output_dir: the run's folder; the README lists its files.
       data_dir: see `datasets.load`.
+      runtime_name: see `runtime.use`.
+      workers: addresses for the runtime "tff_workers".
       dry_run: only say what would be run.
 
     Returns:
@@ -94,13 +99,12 @@ def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], 
     logging.info("metrics go to %s and %s, checkpoints to %s", folder / "metrics.csv",
                  folder / "logdir", folder / "checkpoints")
     evaluator = make_evaluator(experiment)
-    worker = use_worker()
-    try:
-        process = build_feast(experiment.routing, experiment.training,
-                              total_rounds=config.rounds, seed=config.seed)
-        state = asyncio.run(train(experiment, process, evaluator, checkpoints, managers))
-    finally:
-        worker.stop()
+    logging.info("evaluation runs in this process, on %s",
+                 ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "the CPU")
+    runtime.use(runtime_name, **({"addresses": workers} if runtime_name == "tff_workers" else {}))
+    process = build_feast(experiment.routing, experiment.training, total_rounds=config.rounds,
+                          seed=config.seed)
+    state = asyncio.run(train(experiment, process, evaluator, checkpoints, managers))
 
     weights = checkpoints.load_best(state.best_round)
     test, validation = measure(experiment, evaluator, weights)

@@ -18,6 +18,7 @@ import tqdm
 from absl import logging
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from feast_tf.algorithms import check_cohort
 from feast_tf.serving import Evaluator, anchor_levels
 from feast_tf.simulation.checkpoints import Checkpoints, ProgramState
 from feast_tf.simulation.experiment import Experiment
@@ -114,6 +115,7 @@ def run_round(experiment: Experiment, process: tff.learning.templates.LearningPr
     """Trains one round and returns the new state and the round's metrics."""
     start = time.perf_counter()
     cohort = experiment.cohort(state.round_num)
+    check_cohort(cohort, experiment.routing.num_levels)
     output = process.next(state.process, cohort)
     seconds = time.perf_counter() - start
     counts = output.metrics["aggregator"]

@@ -6,9 +6,7 @@ loaded: the columns are for people, and one cache serves data sets with other nu
 
 from __future__ import annotations
 
-import csv
 import importlib.resources
-import io
 import os
 import pathlib
 from collections.abc import Iterable
@@ -19,9 +17,9 @@ import numpy as np
 from feast_tf.files import write_whole
 from feast_tf.space import costs
 from feast_tf.space.layout import layout_of
-from feast_tf.space.spec import SupernetSpec, Variant
+from feast_tf.space.spec import SupernetSpec, Variant, number_text
 
-_COLUMNS = ("macs", "params", "d", "e", "w")
+_COLUMNS = "macs,params,d,e,w"
 _MARK = "# feast-tf variant cache, space "
 
 
@@ -48,9 +46,11 @@ class VariantCache:
         # Ties by size, then by the fields, so that the order never depends on the input's.
         order = sorted(range(len(variants)), key=lambda i: (
             macs[i], params[i], variants[i].d, variants[i].e, variants[i].w))
-        for one, other in zip(order, order[1:]):
-            if np.array_equal(dims[one], dims[other]):
-                raise ValueError(f"the variants {variants[one]} and {variants[other]} "
+        first: dict[bytes, int] = {}
+        for place, row in enumerate(dims):
+            other = first.setdefault(row.tobytes(), place)
+            if other != place:
+                raise ValueError(f"the variants {variants[other]} and {variants[place]} "
                                  "are the same network")
         self.spec = spec
         self.variants = tuple(variants[i] for i in order)
@@ -70,6 +70,7 @@ class VariantCache:
         Raises:
           ValueError: nothing is affordable (or the budget is not a number).
         """
+        budget = float(budget)
         count = int(np.searchsorted(self.macs, budget, side="right"))
         if count == 0 or np.isnan(budget):
             raise ValueError(f"a budget of {budget:,.0f} MACs affords no variant: the cheapest "
@@ -86,14 +87,12 @@ class VariantCache:
 
     def save(self, path: Union[str, os.PathLike]) -> None:
         """Writes the CSV file, whole or not at all."""
-        text = io.StringIO()
-        text.write(f"{_MARK}{self.spec.fingerprint()}\n")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_COLUMNS)
+        lines = [_MARK + self.spec.fingerprint(), _COLUMNS]
         for macs, params, variant in zip(self.macs, self.params, self.variants):
-            writer.writerow([macs, params, *(" ".join(f"{value:g}" for value in field)
-                                             for field in (variant.d, variant.e, variant.w))])
-        write_whole(path, lambda file: file.write(text.getvalue().encode()))
+            d, e, w = (" ".join(map(number_text, field))
+                       for field in (variant.d, variant.e, variant.w))
+            lines.append(f"{macs},{params},{d},{e},{w}")
+        write_whole(path, lambda file: file.write("\n".join([*lines, ""]).encode()))
 
     @classmethod
     def load(cls, path: Union[str, os.PathLike], spec: SupernetSpec) -> "VariantCache":
@@ -103,23 +102,29 @@ class VariantCache:
           ValueError: another space's cache, or a malformed line; the message names file and line.
         """
         path = pathlib.Path(path)
-        lines = path.read_text().splitlines()
+        # Undecodable bytes become a character that the checks below refuse by line.
+        lines = path.read_text("utf-8-sig", errors="replace").splitlines()
         if not lines or not lines[0].startswith(_MARK):
             raise ValueError(f"{path}: line 1 must be {_MARK!r} and the space's fingerprint")
         found = lines[0][len(_MARK):].strip()
         if found != spec.fingerprint():
             raise ValueError(f"{path}: made for the space {found}, but the configuration's is "
                              f"{spec.fingerprint()}; search a cache for this space")
-        rows = list(csv.reader(lines[1:]))
-        if not rows or tuple(rows[0]) != _COLUMNS:
-            raise ValueError(f"{path}: line 2 must be {','.join(_COLUMNS)}")
-        variants = []
-        for number, row in enumerate(rows[1:], start=3):
+        if lines[1:2] != [_COLUMNS]:
+            raise ValueError(f"{path}: line 2 must be {_COLUMNS}")
+        layout, variants = layout_of(spec), []
+        first: dict[bytes, int] = {}
+        for number, line in enumerate(lines[2:], start=3):
             try:
-                d, e, w = row[2:]
+                fields = line.split(",")
+                if len(fields) != 5:
+                    raise ValueError(f"must hold {_COLUMNS}, but has {len(fields)} fields")
+                d, e, w = fields[2:]
                 variant = Variant([int(v) for v in d.split()], [float(v) for v in e.split()],
                                   [float(v) for v in w.split()])
-                spec.validate(variant)
+                other = first.setdefault(layout.dims(variant).tobytes(), number)
+                if other != number:
+                    raise ValueError(f"the same network as line {other}")
             except ValueError as error:
                 raise ValueError(f"{path}: line {number}: {error}") from error
             variants.append(variant)

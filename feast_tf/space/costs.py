@@ -17,7 +17,7 @@ from feast_tf.space.spec import SupernetSpec, Variant
 
 @dataclasses.dataclass(frozen=True)
 class LayerCost:
-    """One row of the per-layer table: the kernel's shape, pixels per side of its output, and costs."""
+    """One row of the per-layer table: kernel shape, pixels per side of the output, and costs."""
 
     name: str
     kernel: tuple[int, ...]
@@ -58,7 +58,7 @@ def macs(spec: SupernetSpec, variant: Union[Variant, np.ndarray]) -> Union[int, 
 
 
 def layer_table(spec: SupernetSpec, variant: Variant) -> list[LayerCost]:
-    """One `LayerCost` for each layer that the variant runs; batch normalisation counts with its conv."""
+    """One `LayerCost` for each layer that the variant runs; a conv includes its normalisation."""
     layout = layout_of(spec)
     extents = layout.extents(layout.dims(variant))
     rows = []
@@ -66,8 +66,7 @@ def layer_table(spec: SupernetSpec, variant: Variant) -> list[LayerCost]:
         kernel = tuple(int(size) for size in extents[unit.kernel])
         weights = int(np.prod(kernel))
         if weights:
-            name = layout.parameters[unit.kernel].name.rpartition("/")[0]
-            rows.append(LayerCost(name, kernel, unit.output_size, weights + 2 * kernel[-1],
+            rows.append(LayerCost(unit.name, kernel, unit.output_size, weights + 2 * kernel[-1],
                                   weights * unit.output_size**2))
     kernel = tuple(int(size) for size in extents[layout.head_kernel])
     weights = int(np.prod(kernel))

@@ -5,8 +5,9 @@ Everything elastic is a *prefix*. A sub-network is described by its `dims`, an i
     [stem | out of each stage | middle width of each stage | extra blocks of each stage]
 
 of length 1 + 3S, and a parameter's axis is cut to the `dims` entry that it names. Blocks beyond the
-depth of their stage have extent 0 on their elastic axes. Slicing, scattering, costs, payloads, batch normalisation and
-extraction all read `Layout.parameters` and `extents`; nothing looks at parameter names.
+depth of their stage have extent 0 on their elastic axes. Slicing, scattering, costs, payloads,
+batch normalisation and extraction all read `Layout.parameters` and `extents`; nothing looks at
+parameter names.
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ class ConvUnit:
     """A convolution with its batch normalisation.
 
     Attributes:
+      name: for people, e.g. "stage2/block1/conv1"; never parsed.
       kernel, gamma, beta: places in `Layout.parameters`.
       norm: number of the batch normalisation, 0 .. `Layout.num_norms` - 1.
       stride: of the convolution (of the pooling before it, for a shortcut).
       output_size: height and width of the output in pixels.
     """
 
+    name: str
     kernel: int
     gamma: int
     beta: int
@@ -113,7 +116,7 @@ class Layout:
                 kernel = add(f"{name}/kernel", "kernel", (window, window), axes, gate)
             gamma = add(f"{name}/gamma", "gamma", (), axes[1:], gate)
             beta = add(f"{name}/beta", "beta", (), axes[1:], gate)
-            return ConvUnit(kernel, gamma, beta, next(norms), stride, size)
+            return ConvUnit(name, kernel, gamma, beta, next(norms), stride, size)
 
         size, previous = spec.image_size, 0
         self.stem = unit("stem", 3, (None, 0), None, 1, size)

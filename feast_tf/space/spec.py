@@ -1,7 +1,7 @@
 """The elastic search space: what can be built (paper 3.2).
 
-A `SupernetSpec` says which depths, widths and expansions exist; a `Variant` picks one of each. Every
-channel count in the project comes from `round_channels`, so that cost code and networks agree.
+A `SupernetSpec` says which depths, widths and expansions exist; a `Variant` picks one of each.
+Every channel count in the project comes from `round_channels`, so that cost code and networks agree.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ def round_channels(value: float, divisor: int = 8) -> int:
     return rounded + divisor if rounded < 0.9 * value else rounded
 
 
+def number_text(value: float) -> str:
+    """The shortest text that reads back as the same number; whole numbers have no point."""
+    return repr(value).removesuffix(".0")
+
+
 def _numbers(name: str, values: Any, kind: type) -> tuple:
-    if not isinstance(values, Iterable) or isinstance(values, str):
-        raise ValueError(f"{name} must be a sequence of numbers, but is {values!r}")
+    try:
+        values = list(values)
+    except TypeError as error:
+        raise ValueError(f"{name} must be a sequence of numbers, but is {values!r}") from error
     result = []
     for value in values:
         wanted = numbers.Integral if kind is int else numbers.Real
@@ -58,7 +65,7 @@ class Variant:
         object.__setattr__(self, "w", _numbers("w", self.w, float))
 
     def __str__(self) -> str:
-        join = lambda values: ",".join(f"{value:g}" for value in values)
+        join = lambda values: ",".join(map(number_text, values))
         return f"d={join(self.d)} e={join(self.e)} w={join(self.w)}"
 
 
@@ -126,7 +133,7 @@ class SupernetSpec:
 
     def variant(self, *, d: Any, e: Any, w: Any) -> Variant:
         """A validated variant; a single number stands for the same value in every place."""
-        fill = lambda value, count: (value,) * count if np.isscalar(value) else tuple(value)
+        fill = lambda value, count: value if isinstance(value, Iterable) else (value,) * count
         variant = Variant(fill(d, self.num_stages), fill(e, self.num_stages),
                           fill(w, self.num_stages + 1))
         self.validate(variant)
@@ -155,11 +162,11 @@ class SupernetSpec:
                 raise ValueError(f"{name} must have {count} values, but has {len(values)}")
             for place, value in enumerate(values):
                 if value not in allowed:
-                    raise ValueError(f"{name}[{place}] = {value:g} is not in the space; allowed: "
-                                     f"{', '.join(f'{a:g}' for a in allowed)}")
+                    raise ValueError(f"{name}[{place}] = {number_text(value)} is not in the space; "
+                                     f"allowed: {', '.join(map(number_text, allowed))}")
 
     def fingerprint(self) -> str:
-        """Identifies the set of variants: classes and image size change costs only, so are left out."""
+        """Identifies the set of variants; classes and image size change costs only: left out."""
         fields = dataclasses.asdict(self)
         del fields["classes"], fields["image_size"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]

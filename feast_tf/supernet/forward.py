@@ -1,14 +1,15 @@
 """The elastic forward pass: one traced graph serves every variant (paper 3.2).
 
-A variant enters as data: its `dims` vector (see `feast_tf.space.layout`), so nothing is traced again
-when it changes. Two executions compute the same numbers:
+A variant enters as data: its `dims` vector (see `feast_tf.space.layout`), so nothing is traced
+again when it changes. Two executions compute the same numbers:
 
-  "slice"  kernels are cut to the variant's prefix, blocks beyond its depth do not run: the cost is the
-           variant's own;
-  "mask"   every kernel and block runs at full size and channels beyond the prefix are zeroed: static
-           shapes for XLA, and the oracle for "slice".
+  "slice"  kernels are cut to the variant's prefix, blocks beyond its depth do not run: the cost is
+           the variant's own;
+  "mask"   every kernel and block runs at full size and channels beyond the prefix are zeroed:
+           static shapes for XLA, and the oracle for "slice".
 
-Block (the OFA-ResNet line): 3x3 conv (stride), BN, ReLU, 3x3 conv, BN, ReLU; plus the shortcut; ReLU.
+Block (the OFA-ResNet line): 3x3 conv (stride), BN, ReLU, 3x3 conv, BN, ReLU; plus the shortcut;
+ReLU.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Pass:
             mean, variance = tf.nn.moments(x, axes=[0, 1, 2])
             self.recorded[unit.norm] = (mean, variance)
             return tf.nn.batch_normalization(x, mean, variance, beta, gamma, BN_EPSILON)
-        # One fused kernel: the moments and the scaling as separate ops cost a third of a whole step.
+        # One fused kernel: moments and scaling as separate ops cost a third of a whole step.
         return tf.compat.v1.nn.fused_batch_norm(x, gamma, beta, epsilon=BN_EPSILON)[0]
 
     def convolve(self, x: tf.Tensor, unit: ConvUnit, stride: int) -> tf.Tensor:
@@ -87,7 +88,9 @@ class _Pass:
         """A block that runs only where the variant is deep enough."""
         position, least = block.gate
         active = self.dims[position] >= least
-        if not self.sliced and not self.record:
+        if not self.sliced:
+            if self.weights[block.conv1.kernel].shape[-1] == 0:
+                return x  # an envelope that ends before this block: it holds nothing to run
             return tf.where(active, self.block(x, block), x)
         norms = [block.conv1.norm, block.conv2.norm]
 
@@ -112,18 +115,18 @@ def forward(layout: Layout, weights: Sequence[tf.Tensor], dims: tf.Tensor, image
 
     Args:
       layout: the supernet's layout.
-      weights: a tensor for each of `layout.parameters`, of the whole supernet or of any envelope that
-        contains the variant.
+      weights: a tensor for each of `layout.parameters`, of the whole supernet or of any envelope
+        that contains the variant.
       dims: int32[1 + 3S], the variant.
       images: float32[batch, height, width, 3], normalised.
       execution: "slice" or "mask".
-      moments: fixed (mean, variance) of every batch normalisation, as recalibration returns them (of
-        the variant's own sizes: "slice" only); None normalises with the moments of this batch.
+      moments: fixed (mean, variance) of every batch normalisation, as recalibration returns them
+        (of the variant's own sizes: "slice" only); None normalises with this batch's moments.
       record_moments: also return the moments of this batch (population variance).
 
     Returns:
-      float32[batch, classes]; with `record_moments` the pair (logits, moments), where the moments of
-      blocks that did not run have length 0.
+      float32[batch, classes]; with `record_moments` the pair (logits, moments), where the moments
+      of blocks that did not run have length 0.
 
     Raises:
       ValueError: `execution` is unknown, or "mask" is asked for together with moments.
@@ -146,8 +149,8 @@ def forward(layout: Layout, weights: Sequence[tf.Tensor], dims: tf.Tensor, image
 def initial_weights(layout: Layout, seed: int) -> list[tf.Tensor]:
     """Weights of the whole supernet, a function of `seed` alone.
 
-    Kernels are He-normal in their full fan-in, the head uniform in +-1/sqrt(fan-in), gammas 1, betas
-    and the head's bias 0.
+    Kernels are He-normal in their full fan-in, the head uniform in +-1/sqrt(fan-in), gammas 1,
+    betas and the head's bias 0.
     """
     weights = []
     for place, parameter in enumerate(layout.parameters):

@@ -23,8 +23,8 @@ class ElasticResNet(keras.Model):
         logits = model(images, variant=model.spec.variant(d=2, e=0.25, w=0.5))
 
     Without a variant the whole supernet runs. Batch normalisation uses the moments of the batch, or
-    those given (see `recalibrate`): the model itself holds none, because each operating point has its
-    own (paper 4.1).
+    those given (see `ElasticRunner.recalibrate`): the model itself holds none, because each
+    operating point has its own (paper 4.1).
 
     Attributes:
       spec: the `SupernetSpec`.
@@ -91,7 +91,8 @@ def extract(spec: SupernetSpec, weights: Sequence[np.ndarray], variant: Variant,
       name: of the model.
 
     Returns:
-      A `keras.Model` from float32[batch, size, size, 3] (normalised) to float32[batch, classes] logits.
+      A `keras.Model` from float32[batch, size, size, 3] (normalised) to logits float32[batch,
+      classes].
 
     Raises:
       ValueError: the variant is not in the space.
@@ -102,7 +103,7 @@ def extract(spec: SupernetSpec, weights: Sequence[np.ndarray], variant: Variant,
     values: list[tuple[keras.layers.Layer, list]] = []
 
     def conv_bn(x, unit, stride):
-        label = layout.parameters[unit.kernel].name.rpartition("/")[0].replace("/", "_")
+        label = unit.name.replace("/", "_")
         kernel = slices[unit.kernel]
         if stride > 1:
             x = keras.layers.ZeroPadding2D(1, name=f"{label}_pad")(x)

@@ -44,8 +44,8 @@ class ElasticRunner:
             by its number of pictures.
 
         Returns:
-          (mean, variance) as float32[channels] tensors for every batch normalisation; of length 0 for
-          blocks that the variant does not have. The variance is the average of the batches'
+          (mean, variance) as float32[channels] tensors for every batch normalisation; of length 0
+          for blocks that the variant does not have. The variance is the average of the batches'
           population variances, which is what training normalises by.
 
         Raises:
@@ -53,6 +53,8 @@ class ElasticRunner:
         """
         dims, total, sums = tf.constant(dims, tf.int32), 0, None
         for images in batches:
+            if not len(images):  # moments of nothing are NaN
+                continue
             # Sums in float64, so that the order of batches can't be seen in float32.
             found = [np.asarray(m, np.float64) * len(images)
                      for pair in self._record(weights, dims, images) for m in pair]

@@ -7,6 +7,7 @@ serves envelopes of every size.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,8 +53,8 @@ class LocalTraining:
             raise ValueError(f"rule must be one of {', '.join(rules.RULES)}, but is {self.rule!r}")
         if not 0 <= self.rho_kd <= 1:
             raise ValueError(f"rho_kd must lie in [0, 1], but is {self.rho_kd}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be positive, but is {self.temperature}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and positive, but is {self.temperature}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must lie in [0, 1), but is {self.label_smoothing}")
         if self.gradients not in NORMALISATIONS:
@@ -93,9 +94,9 @@ def cotrain_gradients(layout: Layout, config: LocalTraining, weights: Sequence[t
                       ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
     """Gradients of all variants of one mini-batch.
 
-    The variants run one after the other in one loop, so the graph holds a single forward and backward
-    pass and a single variant's activations are in memory. The first variant is the teacher; its
-    targets are carried to the students.
+    The variants run one after the other in one loop, so the graph holds a single forward and
+    backward pass, and memory the activations of a single variant. The first variant is the teacher;
+    its targets are carried to the students.
 
     Args:
       layout: the supernet's layout.
@@ -151,7 +152,7 @@ def cotrain_gradients(layout: Layout, config: LocalTraining, weights: Sequence[t
 def local_update(layout: Layout, config: LocalTraining, cache_dims: tf.Tensor,
                  weights: Sequence[tf.Tensor], level: tf.Tensor, dataset: tf.data.Dataset,
                  seed: tf.Tensor, rate: tf.Tensor) -> LocalResult:
-    """Trains a client's envelope on its pictures. Call it inside a `tf.function` (it is autographed).
+    """Trains a client's envelope on its pictures; call it in a `tf.function` (it is autographed).
 
     Args:
       layout: the supernet's layout.

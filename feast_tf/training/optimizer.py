@@ -34,12 +34,12 @@ class SGD:
     schedule: str = "cosine"
 
     def __post_init__(self):
-        if not (math.isfinite(self.learning_rate) and self.learning_rate >= 0):
-            raise ValueError(f"learning_rate must not be negative, but is {self.learning_rate}")
+        for name in ("learning_rate", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, but is {value}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), but is {self.momentum}")
-        if min(self.weight_decay, self.clip_norm) < 0:
-            raise ValueError("weight_decay and clip_norm must not be negative")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, but is "
                              f"{self.schedule!r}")

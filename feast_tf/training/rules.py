@@ -17,7 +17,8 @@ class TrainingRule:
     Attributes:
       largest: the client's largest affordable cached variant (the teacher, where there is one).
       minimum: the smallest variant of the whole cache.
-      random: a uniform draw from all affordable variants; no third pass when it hits the other two.
+      random: a uniform draw from all affordable variants; no pass of its own when it hits one that
+        is trained anyway.
       distill: the largest variant's detached soft targets teach the others.
     """
 
@@ -48,7 +49,8 @@ RULES = {
 }
 
 
-def draw_variants(rule: TrainingRule, level: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def draw_variants(rule: TrainingRule, level: tf.Tensor,
+                  seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws the variants of one mini-batch.
 
     Args:
@@ -57,15 +59,16 @@ def draw_variants(rule: TrainingRule, level: tf.Tensor, seed: tf.Tensor) -> tupl
       seed: int32[2] stateless seed of this mini-batch.
 
     Returns:
-      (places, roles): int32[V] places in the cache and int32[V] indices into `ROLES`, 1 <= V <= 3, each
-      place once, the largest variant first wherever the rule trains it. At level 0 the largest variant
-      is the minimum; it is trained once.
+      (places, roles): int32[V] places in the cache and int32[V] indices into `ROLES`, 1 <= V <= 3,
+      each place once, the largest variant first wherever the rule trains it. At level 0 the largest
+      variant is the minimum; it is trained once.
     """
     drawn = tf.random.stateless_uniform([], seed, minval=0, maxval=level + 1, dtype=tf.int32)
     keep = tf.stack([
         tf.constant(rule.largest),
         tf.logical_and(rule.minimum, level > 0 if rule.largest else True),
-        tf.logical_and(rule.random, tf.logical_and(drawn > 0, drawn < level)),
+        tf.logical_and(rule.random, tf.logical_and(drawn > 0 if rule.minimum else True,
+                                                   drawn < level if rule.largest else True)),
     ])
     places = tf.stack([level, 0, drawn])
     return tf.boolean_mask(places, keep), tf.boolean_mask(tf.range(3), keep)

@@ -1,0 +1,192 @@
+"""The in-process runtime: TFF computations run in this Python process, on CPUs or GPUs.
+
+TFF's own runtime is a C++ process without GPU support that every value goes to and comes from as
+serialised bytes. Here a computation is compiled once to a plan (`plan`), whose TensorFlow parts are
+functions of this process (`leaves`), and run client by client on lanes (`execution`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from absl import logging
+
+from feast_tf.runtime import functions, leaves, values
+from feast_tf.runtime.execution import ComputationError, Lanes, Run
+from feast_tf.runtime.plan import CLIENTS, EVERYWHERE, Plan, build_plan
+
+_MAX_PLANS = 64
+_MAX_LEAVES = 1024
+
+
+class _Cache:
+    """A bounded, thread-safe memo; the entry used longest ago goes first."""
+
+    def __init__(self, size: int):
+        self._entries: collections.OrderedDict = collections.OrderedDict()
+        self._size, self._lock = size, threading.RLock()
+
+    def get(self, key: Any, make) -> Any:
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = make()
+                if len(self._entries) > self._size:
+                    self._entries.popitem(last=False)
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+
+class InProcessContext(tff.framework.SyncContext):
+    """Runs TFF computations in this process.
+
+    Attributes:
+      lanes: the device of each lane.
+    """
+
+    def __init__(self, *, devices: Optional[Sequence[str]] = None,
+                 server_device: Optional[str] = None, materialize: bool = True,
+                 reset_datasets: bool = False):
+        """Args:
+          devices: logical devices for client work, e.g. ["/device:GPU:0", "/device:GPU:1"]; by default
+            all GPUs, or else the CPU. Each is a lane: clients on different devices overlap. Several
+            lanes on one CPU are several logical devices (`tf.config.set_logical_device_configuration`
+            before TensorFlow starts): oneDNN's batch normalisation keeps state in its kernels, and
+            two calls at once on one device corrupt memory (seen with TensorFlow 2.14.1).
+          server_device: where server values live, by default the first of `devices`.
+          materialize: results are NumPy arrays as TFF's own runtime gives them; False leaves tensors
+            where they are, so that a server's state need not leave its device between rounds.
+          reset_datasets: a data set that shuffles starts from the same state in every call, as in
+            TFF's own runtime; False lets it go on, so that every round has another order.
+
+        Raises:
+          ValueError: a device does not exist, or is named twice; the message lists those that do.
+        """
+        known = [device.name for device in tf.config.list_logical_devices()]
+        if devices is None:
+            devices = [name for name in known if ":GPU:" in name] or [values.CPU]
+        for device in (*devices, *([server_device] if server_device else ())):
+            if device not in known:
+                raise ValueError(f"there is no device {device!r}; there are {', '.join(known)}")
+        if not devices or len(set(devices)) < len(devices):
+            raise ValueError(f"devices must name at least one device, and each once; there are "
+                             f"{', '.join(known)}")
+        self._lanes = Lanes(devices)
+        self._server_device = server_device or devices[0]
+        self._materialize, self._reset_datasets = materialize, reset_datasets
+        self._plans, self._leaves = _Cache(_MAX_PLANS), _Cache(_MAX_LEAVES)
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        return self._lanes.devices
+
+    def close(self) -> None:
+        """Ends the threads of the lanes."""
+        self._lanes.close()
+
+    def invoke(self, comp: tff.framework.ConcreteComputation, arg: Any) -> Any:
+        """Runs a computation; TFF calls this.
+
+        Raises:
+          ComputationError: it failed; the message names the computation, the client and the cause.
+          NotImplementedError: it uses an intrinsic that this runtime does not have.
+          TypeError, ValueError: the argument does not fit the computation's type.
+        """
+        # The computation is kept with its plan: a key by identity must not be taken over by another.
+        _, block, plan = self._plans.get(id(comp), lambda: (comp, *self._compile(comp)))
+        type_signature = comp.type_signature
+        if plan is None:
+            return self._invoke_local(block, type_signature, arg)
+        found, num_clients = {}, None
+        for node in plan.arguments:
+            value, type_spec = arg, type_signature.parameter
+            for place in node.path:
+                value = values.children(value, type_spec)[place]
+                type_spec = values.elements(type_spec)[place][1]
+            if node.placement == CLIENTS:
+                if not isinstance(value, (list, tuple)):
+                    raise TypeError(f"{plan.name}: the values of {type_spec} must be a list with one "
+                                    f"for each client, not {type(value).__name__}")
+                if num_clients not in (None, len(value)):
+                    raise ValueError(f"{plan.name}: {num_clients} clients in one argument, "
+                                     f"{len(value)} in another")
+                num_clients = len(value)
+            found[node] = value
+
+        def argument(node, client, device):
+            value = found[node] if client < 0 else found[node][client]
+            return values.ingest(value, node.type_spec, device, self._reset_datasets)
+
+        run = Run(plan, self._lanes, self._server_device, num_clients or 0, argument)
+        return self._emit(run, plan.result, type_signature.result)
+
+    def _compile(self, comp) -> tuple[Any, Optional[Plan]]:
+        block, _ = tff.tensorflow.replace_intrinsics_with_bodies(comp.to_building_block())
+        parameter = getattr(block, "parameter_name", None)
+        name = (parameter or "").removesuffix("_arg") or "computation"
+        if not tff.types.contains(block.type_signature,
+                                  lambda t: isinstance(t, tff.FederatedType)):
+            return block, None
+        return block, build_plan(tff.framework.to_call_dominant(block), self._load, name)
+
+    def _load(self, block: tff.framework.CompiledComputation):
+        # By content: the same sum or zero occurs in many places of a computation.
+        key = hashlib.sha256(block.proto.SerializeToString(deterministic=True)).digest()
+        return self._leaves.get(key, lambda: leaves.load_leaf(block.proto, block.type_signature))
+
+    def _invoke_local(self, block, type_signature, arg: Any) -> Any:
+        """A computation without placements."""
+        device, argument = self._server_device, None
+        is_function = isinstance(type_signature, tff.FunctionType)
+        if is_function and type_signature.parameter is not None:
+            argument = values.ingest(arg, type_signature.parameter, device, self._reset_datasets)
+        try:
+            value = functions.evaluate(block, {}, self._load, device)
+            result = value(argument, device) if is_function else value
+        except (tf.errors.OpError, ArithmeticError) as error:
+            raise ComputationError(f"computation: {error}") from error
+        return values.emit(result, type_signature.result if is_function else type_signature,
+                           self._materialize)
+
+    def _emit(self, run: Run, result: Any, type_spec: tff.Type) -> Any:
+        if isinstance(type_spec, tff.StructType) and isinstance(result, tuple):
+            named = [(name, self._emit(run, part, element)) for part, (name, element) in
+                     zip(result, values.elements(type_spec))]
+            return tff.types.type_to_py_container(tff.structure.Struct(named), type_spec)
+        member = type_spec.member if isinstance(type_spec, tff.FederatedType) else type_spec
+        if result.placement == CLIENTS:
+            return [values.emit(value, member, self._materialize)
+                    for value in run.client_values(result)]
+        value = (run.everywhere_value(result) if result.placement == EVERYWHERE
+                 else run.server_value(result))
+        return values.emit(value, member, self._materialize)
+
+
+class InProcessAsyncContext(tff.framework.AsyncContext):
+    """The same for asynchronous programs, e.g. in a `tff.program.NativeFederatedContext`."""
+
+    def __init__(self, context: InProcessContext):
+        self._context = context
+
+    async def invoke(self, comp: Any, arg: Any) -> Any:
+        """Awaits the result of the computation, which runs in a thread of its own."""
+        return await asyncio.to_thread(self._context.invoke, comp, arg)
+
+
+def use_in_process(**options) -> InProcessContext:
+    """Makes the in-process runtime the default of this process; options as for `InProcessContext`."""
+    for device in tf.config.list_physical_devices("GPU"):
+        try:
+            tf.config.experimental.set_memory_growth(device, True)
+        except RuntimeError:
+            logging.warning("%s is in use already; its memory growth can't be set", device.name)
+    context = InProcessContext(**options)
+    tff.framework.set_default_context(context)
+    logging.info("TFF runtime: in process; clients run on %s", ", ".join(context.lanes))
+    return context

@@ -1,0 +1,109 @@
+"""TFF workers on other machines: the cohort is split over them.
+
+A worker is TFF's own binary (`python -m tff_programs.worker --port=...` starts one). **It has no
+authentication and runs whatever graph it is sent**: see the README on how to protect it.
+"""
+
+from __future__ import annotations
+
+import collections
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import tensorflow_federated as tff
+from absl import logging
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+_CONNECT_SECONDS = 5.0
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A gRPC channel to host:port that takes messages of any size that gRPC can send."""
+    return grpc.insecure_channel(address, options=[
+        (f"grpc.max_{kind}message_length", MAX_MESSAGE_BYTES)
+        for kind in ("receive_", "send_", "")])
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """(host, port) of "host:port".
+
+    Raises:
+      ValueError: it has another form; the message names it.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"a worker's address is host:port, e.g. 10.0.0.2:10000, not {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def check_reachable(address: str) -> None:
+    """Raises ConnectionError, naming the worker, where nothing accepts connections at `address`."""
+    try:
+        socket.create_connection(parse_address(address), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"TFF worker {address} does not answer ({error.strerror or error}); start it with "
+            "python -m tff_programs.worker, or go on without it (--workers)") from error
+
+
+def executor_factory(address: str, channel: grpc.Channel) -> tff.framework.ExecutorFactory:
+    """Executors on the worker at `address`.
+
+    TFF retries without end when a worker is gone; here every new attempt asks first whether the worker
+    still answers, and a dead one is an error that names it.
+    """
+    stub = tff.framework.RemoteExecutorGrpcStub(channel)
+
+    def stack(cardinalities):
+        check_reachable(address)
+        cardinalities = collections.defaultdict(int, cardinalities)
+        cardinalities.setdefault(tff.CLIENTS, 0)
+        executor = tff.framework.RemoteExecutor(stub)
+        executor.set_cardinalities(cardinalities)
+        return executor
+
+    return tff.framework.ResourceManagingExecutorFactory(executor_stack_fn=stack)
+
+
+# What TFF's own contexts do to computations, arguments and results.
+CONTEXT_OPTIONS: dict[str, Any] = dict(
+    compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+    transform_args=tff.tensorflow.transform_args,
+    transform_result=tff.tensorflow.transform_result)
+
+
+class _NamedContext(tff.framework.AsyncContext):
+    """One worker's context; its errors name the worker."""
+
+    def __init__(self, address: str):
+        self._address = address
+        self._context = tff.framework.AsyncExecutionContext(
+            executor_factory(address, open_channel(address)), **CONTEXT_OPTIONS)
+
+    async def invoke(self, comp: Any, arg: Any) -> Any:
+        try:
+            return await self._context.invoke(comp, arg)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            check_reachable(self._address)
+            cause = (str(error).splitlines() or [""])[0]
+            raise RuntimeError(f"TFF worker {self._address}: {cause}") from error
+
+
+def use_workers(addresses: Sequence[str]) -> None:
+    """Makes workers at "host:port" the default TFF runtime; each takes its share of every cohort.
+
+    Raises:
+      ValueError: there is no address, or one has another form.
+      ConnectionError: a worker does not answer; the message names it.
+    """
+    if not addresses:
+        raise ValueError("the runtime tff_workers needs --workers=host:port[,host:port...]")
+    for address in addresses:
+        check_reachable(address)
+    tff.backends.native.set_mergeable_comp_execution_context(
+        [_NamedContext(address) for address in addresses])
+    logging.info("TFF runtime: workers at %s, CPU only", ", ".join(addresses))

@@ -1,0 +1,177 @@
+"""How TFF values look inside the in-process runtime, and the way in and out.
+
+    tensor    tf.Tensor
+    sequence  Sequence, the variant tensor of a tf.data.Dataset
+    struct    tuple, in the order of the type
+    function  functions.Leaf or functions.Closure
+
+Nothing is serialised: a client's data set enters as the object that the caller made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+CPU = "/device:CPU:0"
+_fresh_names = itertools.count()
+
+
+class Sequence(NamedTuple):
+    """A data set by its scalar variant tensor."""
+
+    variant: tf.Tensor
+
+
+def elements(type_spec: tff.StructType) -> list[tuple[Optional[str], tff.Type]]:
+    """(name, type) of a struct's elements."""
+    return list(tff.structure.iter_elements(type_spec))
+
+
+def flatten(value: Any) -> list[tf.Tensor]:
+    """The tensors of a value, in order."""
+    if isinstance(value, Sequence):
+        return [value.variant]
+    if isinstance(value, tuple):
+        return [tensor for element in value for tensor in flatten(element)]
+    return [value]
+
+
+def pack(type_spec: tff.Type, tensors: Iterator[tf.Tensor]) -> Any:
+    """The value of a type from its tensors; the inverse of `flatten`."""
+    if isinstance(type_spec, tff.StructType):
+        return tuple(pack(element, tensors) for _, element in elements(type_spec))
+    if isinstance(type_spec, tff.SequenceType):
+        return Sequence(next(tensors))
+    return next(tensors)
+
+
+def move(value: Any, device: str) -> Any:
+    """A copy of a value on a device; strings and data sets stay on the CPU."""
+    if isinstance(value, Sequence):
+        return value
+    if isinstance(value, tuple):
+        return tuple(move(element, device) for element in value)
+    if value.dtype in (tf.string, tf.variant):
+        return value
+    with tf.device(device):
+        return tf.identity(value)
+
+
+def _dtype(type_spec: tff.TensorType) -> tf.DType:
+    kind = type_spec.dtype.type
+    return tf.string if kind is np.str_ else tf.dtypes.as_dtype(kind)
+
+
+def children(value: Any, type_spec: tff.StructType) -> list[Any]:
+    """The elements of a Python container in the order of its type.
+
+    Raises:
+      TypeError: it has other elements than the type.
+    """
+    names = [name for name, _ in elements(type_spec)]
+    found = tff.structure.from_container(value, recursive=False)
+    if len(found) != len(names):
+        raise TypeError(f"a value of type {type_spec} needs {len(names)} elements, not "
+                        f"{len(found)}")
+    pairs = list(tff.structure.iter_elements(found))
+    by_name = {name: element for name, element in pairs if name is not None}
+    if names and all(name in by_name for name in names):
+        return [by_name[name] for name in names]
+    return [element for _, element in pairs]
+
+
+def _dataset(value: Any, type_spec: tff.SequenceType, reset: bool) -> tf.data.Dataset:
+    spec = tff.types.type_conversions.type_to_tf_structure(type_spec.element)
+    if reset:
+        value = _reset(value)
+    own = value.element_spec
+    try:
+        tf.nest.assert_same_structure(own, spec)
+    except (TypeError, ValueError):
+        if len(tf.nest.flatten(own)) != len(tf.nest.flatten(spec)):
+            raise TypeError(f"a data set of {own} is not a sequence of {type_spec.element}") from None
+        value = value.map(lambda *element: tf.nest.pack_sequence_as(
+            spec, tf.nest.flatten(element)))
+    for found, wanted in zip(tf.nest.flatten(value.element_spec), tf.nest.flatten(spec)):
+        if found.dtype != wanted.dtype or not wanted.shape.is_compatible_with(found.shape):
+            raise TypeError(f"a data set of {own} is not a sequence of {type_spec.element}")
+    return value
+
+
+def _reset(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The data set with the state of its shuffles and random seeds as on the first iteration."""
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=0,
+        strip_device_assignment=True)
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    for node in graph.node:
+        if node.op == "Const":  # the handles of seed generators; unknown ones are made anew
+            for handle in node.attr["value"].tensor.resource_handle_val:
+                handle.name += f"_fresh{next(_fresh_names)}"
+    return tf.data.experimental.from_variant(
+        tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString()), dataset.element_spec)
+
+
+def ingest(value: Any, type_spec: tff.Type, device: str, reset_datasets: bool = False) -> Any:
+    """A caller's value of an unplaced type."""
+    if isinstance(type_spec, tff.StructType):
+        return tuple(ingest(child, element, device, reset_datasets) for child, (_, element) in
+                     zip(children(value, type_spec), elements(type_spec)))
+    if isinstance(type_spec, tff.SequenceType):
+        if isinstance(value, (list, tuple)):
+            return sequence_of([ingest(item, type_spec.element, CPU) for item in value],
+                               type_spec.element)
+        if not isinstance(value, tf.data.Dataset):
+            raise TypeError(f"a sequence must be a tf.data.Dataset or a list, not {type(value)}")
+        with tf.device(CPU):
+            dataset = _dataset(value, type_spec, reset_datasets)
+            return Sequence(tf.data.experimental.to_variant(dataset))
+    dtype = _dtype(type_spec)
+    with tf.device(CPU if dtype == tf.string else device):
+        tensor = tf.convert_to_tensor(value, dtype)
+    if not tf.TensorShape(type_spec.shape).is_compatible_with(tensor.shape):
+        raise TypeError(f"a tensor of shape {tensor.shape} is not a {type_spec}")
+    return tensor
+
+
+def emit(value: Any, type_spec: tff.Type, materialize: bool) -> Any:
+    """What the caller gets: the type's Python containers of NumPy arrays, or tensors as they are."""
+    if isinstance(type_spec, tff.StructType):
+        named = [(name, emit(child, element, materialize))
+                 for child, (name, element) in zip(value, elements(type_spec))]
+        return tff.types.type_to_py_container(tff.structure.Struct(named), type_spec)
+    if isinstance(type_spec, tff.SequenceType):
+        return tf.data.experimental.from_variant(
+            value.variant, tff.types.type_conversions.type_to_tf_structure(type_spec.element))
+    return value.numpy() if materialize else value
+
+
+def sequence_of(values: list[Any], element_type: tff.Type) -> Sequence:
+    """A data set of values in memory, whose shapes may differ from element to element."""
+    spec = tff.types.type_conversions.type_to_tf_structure(element_type)
+    with tf.device(CPU):
+        if not values:
+            zeros = [tf.zeros([size or 0 for size in leaf.shape], leaf.dtype)
+                     for leaf in tf.nest.flatten(spec)]
+            dataset = tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, zeros)).take(0)
+            return Sequence(tf.data.experimental.to_variant(dataset))
+        dataset = None
+        for value in values:
+            leaves = [tf.identity(tensor) for tensor in flatten(value)]
+            one = tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, leaves))
+            dataset = one if dataset is None else dataset.concatenate(one)
+        return Sequence(tf.data.experimental.to_variant(dataset))
+
+
+def sequence_items(sequence: Sequence, element_type: tff.Type) -> Iterator[Any]:
+    """The values of a data set."""
+    spec = tff.types.type_conversions.type_to_tf_structure(element_type)
+    with tf.device(CPU):
+        for item in tf.data.experimental.from_variant(sequence.variant, spec):
+            yield pack(element_type, iter(tf.nest.flatten(item)))
