@@ -11,6 +11,8 @@ import re
 
 import numpy as np
 
+from feast_tf.seeding import stream
+
 # How far written shares may be from adding up to 1, so that "0.33" may stand for a third.
 _SHARE_TOLERANCE = 0.02
 
@@ -32,14 +34,29 @@ def bounded_zipf(
     Raises:
         ValueError: If an argument is out of its range.
     """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, not {num_clients}")
-    _check_num_ranks(num_ranks)
-    if not 0 <= s < math.inf:
-        raise ValueError(f"the Zipf exponent s must be at least 0 and finite, not {s}")
-    probabilities = np.arange(1, num_ranks + 1, dtype=np.float64) ** -s
-    probabilities /= probabilities.sum()
-    return rng.choice(num_ranks, num_clients, p=probabilities).astype(np.int64) + 1
+    _check_zipf(num_clients, num_ranks, s)
+    return rng.choice(num_ranks, num_clients, p=_zipf(num_ranks, s)).astype(np.int64) + 1
+
+
+def bounded_zipf_counts(
+    num_clients: int, *, num_ranks: int, s: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws how many clients have each rank: the law of `bounded_zipf`, in memory for the ranks only.
+
+    Args:
+        num_clients: As in `bounded_zipf`.
+        num_ranks: As in `bounded_zipf`.
+        s: As in `bounded_zipf`.
+        rng: Where the draws come from; they are not those of `bounded_zipf`.
+
+    Returns:
+        int64 array of shape [num_ranks] that adds up to `num_clients`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    _check_zipf(num_clients, num_ranks, s)
+    return rng.multinomial(num_clients, _zipf(num_ranks, s))
 
 
 def budgets_from_ranks(
@@ -70,6 +87,43 @@ def budgets_from_ranks(
         client = outside[0]
         raise ValueError(f"rank of client {client} must be in 1..{num_ranks}, not {ranks[client]}")
     return low + (ranks - 1) * (high - low) / max(num_ranks - 1, 1)
+
+
+def draw_budgets(
+    num_clients: int,
+    *,
+    seed: int,
+    low: float = 25e6,
+    high: float = 1500e6,
+    num_ranks: int = 100,
+    zipf_s: float = 1.2,
+    ranks_seed: int = -1,
+    mix: str = "",
+) -> np.ndarray:
+    """Draws the budget of every client of a run.
+
+    Args:
+        num_clients: The number of clients.
+        seed: The seed of the run.
+        low: The budget of rank 1, in MACs.
+        high: The budget of the last rank, in MACs.
+        num_ranks: The number of budget ranks.
+        zipf_s: The exponent of the Zipf law over the ranks.
+        ranks_seed: The seed of `numpy.random.default_rng` for the ranks; below 0 they come from
+            `seed`.
+        mix: Budgets as `parse_budgets` reads them; then the other settings do not matter.
+
+    Returns:
+        float64 array of shape [num_clients], in MACs.
+
+    Raises:
+        ValueError: If a setting is out of its range.
+    """
+    if mix:
+        return parse_budgets(mix, num_clients, stream(seed, "budgets"))
+    rng = np.random.default_rng(ranks_seed) if ranks_seed >= 0 else stream(seed, "population ranks")
+    ranks = bounded_zipf(num_clients, num_ranks=num_ranks, s=zipf_s, rng=rng)
+    return budgets_from_ranks(ranks, num_ranks=num_ranks, low=low, high=high)
 
 
 def parse_budgets(
@@ -183,6 +237,19 @@ def _positive_number(text: str, *, what: str, part: str) -> float:
     if not 0 < number < math.inf:
         raise ValueError(f"budgets: {part!r} needs a positive {what}, not {text.strip()!r}")
     return number
+
+
+def _zipf(num_ranks: int, s: float) -> np.ndarray:
+    probabilities = np.arange(1, num_ranks + 1, dtype=np.float64) ** -s
+    return probabilities / probabilities.sum()
+
+
+def _check_zipf(num_clients: int, num_ranks: int, s: float) -> None:
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, not {num_clients}")
+    _check_num_ranks(num_ranks)
+    if not 0 <= s < math.inf:
+        raise ValueError(f"the Zipf exponent s must be at least 0 and finite, not {s}")
 
 
 def _check_num_ranks(num_ranks: int) -> None:

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 
 from feast_tf.population.allocation import allocation_weights
-from feast_tf.population.budgets import bounded_zipf
 from feast_tf.population.budgets import budgets_from_ranks
 from feast_tf.population.budgets import checked_budgets
+from feast_tf.population.budgets import draw_budgets
 from feast_tf.population.partition import dirichlet_partition
 from feast_tf.seeding import stream
 
@@ -82,9 +82,10 @@ def build_population(
         raise ValueError("give either ranks or budgets, not both")
     if budgets is None:
         if ranks is None:
-            rng = stream(seed, "population ranks")
-            ranks = bounded_zipf(num_clients, num_ranks=num_ranks, s=zipf_s, rng=rng)
-        budgets = budgets_from_ranks(ranks, num_ranks=num_ranks, low=low, high=high)
+            budgets = draw_budgets(num_clients, seed=seed, low=low, high=high,
+                                   num_ranks=num_ranks, zipf_s=zipf_s)
+        else:
+            budgets = budgets_from_ranks(ranks, num_ranks=num_ranks, low=low, high=high)
     budgets = checked_budgets(budgets)
     if budgets.size != num_clients:
         raise ValueError(f"there are budgets for {budgets.size} clients, not for {num_clients}")

@@ -66,34 +66,23 @@ def build_space(config: ml_collections.ConfigDict, classes: int) -> space.Varian
     """The variant cache of a configuration, for a number of classes."""
     spec = space.SupernetSpec(classes=classes, image_size=config.image_size,
                               **config.space.to_dict())
-    name = config.cache
-    if os.sep in name or name.endswith(".csv"):
-        if not os.path.exists(name):
-            raise ValueError(f"cache: there is no file {name}")
-        return space.VariantCache.load(name, spec)
-    return space.shipped_cache(name, spec)
+    return space.load_cache(config.cache, spec)
 
 
 def build_clients(config: ml_collections.ConfigDict,
                   train: datasets.Split) -> tuple[population.Client, ...]:
     """The population of a configuration, sharing the training split."""
     settings = config.population
-    ranks = budgets = None
-    if settings.budgets:
-        budgets = population.parse_budgets(settings.budgets, settings.num_clients,
-                                           stream(config.seed, "budgets"))
-    elif settings.ranks_seed >= 0:
-        ranks = population.bounded_zipf(settings.num_clients, num_ranks=settings.num_ranks,
-                                        s=settings.zipf_s,
-                                        rng=np.random.default_rng(settings.ranks_seed))
+    budgets = population.draw_budgets(
+        settings.num_clients, seed=config.seed, low=settings.low, high=settings.high,
+        num_ranks=settings.num_ranks, zipf_s=settings.zipf_s, ranks_seed=settings.ranks_seed,
+        mix=settings.budgets)
     # alpha_eff = alpha_data * N_k / N with the mean size of a class for N_k.
     class_size = len(train) / len(np.unique(train.labels))
     alpha = population.alpha_for_effective(settings.alpha_eff, class_size, settings.num_clients)
     return population.build_population(
-        train.labels, num_clients=settings.num_clients, seed=config.seed, low=settings.low,
-        high=settings.high, cap=settings.cap, num_ranks=settings.num_ranks,
-        zipf_s=settings.zipf_s, gamma=settings.gamma, alpha=alpha,
-        min_samples=settings.min_samples, ranks=ranks, budgets=budgets)
+        train.labels, num_clients=settings.num_clients, seed=config.seed, cap=settings.cap,
+        gamma=settings.gamma, alpha=alpha, min_samples=settings.min_samples, budgets=budgets)
 
 
 def build_training(config: ml_collections.ConfigDict, mean, std) -> LocalTraining:

@@ -13,41 +13,6 @@ from feast_tf.serving import OperatingPoint
 from feast_tf.simulation.experiment import Experiment
 from feast_tf.simulation.outputs import BudgetGroup
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
-svg { max-width: 100%; height: auto }
-"""
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence]) -> str:
-    cells = lambda tag, values: "".join(f"<{tag}>{html.escape(str(v))}</{tag}>" for v in values)
-    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
-    return f"<table>\n<tr>{cells('th', columns)}</tr>\n{body}</table>\n"
-
-
-def _plot(draw, xlabel: str, ylabel: str) -> str:
-    """An inline SVG; a sentence where matplotlib, an optional extra, is missing."""
-    try:
-        import matplotlib
-
-        matplotlib.use("svg")
-        from matplotlib import pyplot
-    except ImportError:
-        return "<p>Plots need matplotlib: <code>pip install 'feast-tf[plots]'</code>.</p>\n"
-    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    draw(axes)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    text = io.StringIO()
-    figure.savefig(text, format="svg")
-    pyplot.close(figure)
-    svg = text.getvalue()
-    return svg[svg.index("<svg"):]
-
-
 def _columns(rows: Sequence[dict], prefix: str) -> dict[str, tuple[list[int], list[float]]]:
     """Columns of metrics.csv that start with `prefix`: name -> (rounds, values)."""
     found = {}
@@ -87,21 +52,21 @@ def write_report(folder: pathlib.Path, experiment: Experiment, points: Sequence[
         "<!doctype html>\n<html lang='en'><meta charset='utf-8'>",
         f"<title>FEAST on {experiment.config.dataset}</title><style>{_STYLE}</style>\n",
         f"<h1>FEAST on {experiment.config.dataset}</h1>\n",
-        _table(("setting", "value"), [(key, f"{value:.4f}" if isinstance(value, float) else value)
+        table(("setting", "value"), [(key, f"{value:.4f}" if isinstance(value, float) else value)
                                       for key, value in summary.items()]),
         "<h2>Test accuracy of the operating points</h2>\n",
-        _plot(accuracy_by_macs, "MACs of one example (millions)", "test accuracy"),
+        plot(accuracy_by_macs, "MACs of one example (millions)", "test accuracy"),
         "<h2>What each budget is served</h2>\n",
-        _table(("budgets (M MACs)", "served (M MACs)", "parameters", "clients", "accuracy",
+        table(("budgets (M MACs)", "served (M MACs)", "parameters", "clients", "accuracy",
                 "variant"),
                [(f"{g.lowest / 1e6:.4g} - {g.highest / 1e6:.4g}", f"{g.point.macs / 1e6:.4g}",
                  f"{g.point.params:,}", g.clients, f"{g.point.accuracy:.4f}", g.point.variant)
                 for g in groups]),
         "<h2>Training</h2>\n",
-        _plot(lines("client_work/train/loss_"), "round", "supervised loss on the clients"),
-        _plot(lines("validation/accuracy_"), "round", "validation accuracy of the anchors"),
+        plot(lines("client_work/train/loss_"), "round", "supervised loss on the clients"),
+        plot(lines("validation/accuracy_"), "round", "validation accuracy of the anchors"),
         "<h2>All cached variants</h2>\n",
-        _table(("variant", "MACs", "parameters", "test accuracy"),
+        table(("variant", "MACs", "parameters", "test accuracy"),
                [(p.variant, f"{p.macs:,}", f"{p.params:,}", f"{p.accuracy:.4f}") for p in points]),
         "</html>\n",
     ]

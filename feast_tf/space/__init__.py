@@ -1,6 +1,7 @@
 """What can be built: the elastic space, its index map, its costs and the variant cache."""
 
 from feast_tf.space.cache import VariantCache
+from feast_tf.space.cache import load_cache
 from feast_tf.space.cache import shipped_cache
 from feast_tf.space.costs import LayerCost
 from feast_tf.space.costs import layer_table

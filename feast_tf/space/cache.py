@@ -146,3 +146,16 @@ def shipped_cache(name: str, spec: SupernetSpec) -> VariantCache:
         raise ValueError(f"no shipped cache {name!r}; there are {', '.join(names)}")
     with importlib.resources.as_file(folder / f"{name}.csv") as path:
         return VariantCache.load(path, spec)
+
+
+def load_cache(name: str, spec: SupernetSpec) -> VariantCache:
+    """The cache that a configuration names: one that comes with the package, or a file's path.
+
+    Raises:
+      ValueError: no such cache, or a file of another space.
+    """
+    if os.sep in name or name.endswith(".csv"):
+        if not os.path.exists(name):
+            raise ValueError(f"cache: there is no file {name}")
+        return VariantCache.load(name, spec)
+    return shipped_cache(name, spec)

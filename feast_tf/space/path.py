@@ -58,8 +58,7 @@ def parse_targets(text: str) -> list[float]:
     except ValueError:
         targets = []
     targets = [float(int(target)) if 1000 <= target < np.inf else target for target in targets]
-    if not targets or targets[0] <= 0 or not all(
-            a < b < np.inf for a, b in zip(targets, targets[1:])):
+    if not targets or not all(a < b < np.inf for a, b in zip([0.0, *targets], targets)):
         raise ValueError(f"targets {text!r} must be low:high:count such as 25e6:600e6:56, or a list "
                          "such as 25e6,50e6, positive and ascending")
     return targets
@@ -101,6 +100,7 @@ def search_path(search: Search, targets: Sequence[float], *, pins: Sequence[Vari
       pins: variants to keep.
       known: rows of an earlier, interrupted call with the same arguments.
     """
+    targets = [float(target) for target in targets]
     spec, done = search.spec, {row.target: row for row in known if row.how != "pinned"}
     pinned: list[list[Row]] = [[] for _ in range(len(targets) + 1)]
     for pin in pins:
@@ -156,7 +156,8 @@ def fittest_within(rows: Sequence[Row], limits: Sequence[float]) -> list[Row]:
 def fingerprint(search: Search, targets: Sequence[float], pins: Sequence[Variant]) -> str:
     """Identifies a search, so that a table is resumed by the same one only."""
     fields = [dataclasses.asdict(search.spec), search.cost, search.expansion,
-              dataclasses.asdict(search.settings), list(targets), [str(pin) for pin in pins]]
+              dataclasses.asdict(search.settings), [float(target) for target in targets],
+              [str(pin) for pin in pins]]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 

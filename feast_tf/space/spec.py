@@ -1,7 +1,7 @@
 """The elastic search space: what can be built (paper 3.2).
 
 A `SupernetSpec` says which depths, widths and expansions exist; a `Variant` picks one of each.
-Every channel count in the project comes from `round_channels`, so that cost code and networks agree.
+Every channel count comes from `round_channels`, so that the cost code and the networks agree.
 """
 
 from __future__ import annotations

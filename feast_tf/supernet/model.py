@@ -67,7 +67,7 @@ class ElasticResNet(keras.Model):
                        execution=self.execution if moments is None else "slice", moments=moments)
 
     def get_config(self):
-        return {**super().get_config(), "spec": dataclasses.asdict(self.spec),
+        return {**super().get_config(), "name": self.name, "spec": dataclasses.asdict(self.spec),
                 "execution": self.execution, "seed": self.seed}
 
     @classmethod

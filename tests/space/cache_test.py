@@ -56,7 +56,8 @@ def test_variants_are_ordered_by_macs_whatever_the_order_given():
 def test_equal_macs_are_ordered_by_parameters_then_fields():
     # One stage's middle 10, two of 5, in any order: the stages are alike, so the costs are equal.
     spec = SupernetSpec(stem=10, bases=(10, 10, 10), depths=(0,), widths=(1.0,),
-                        expansions=(0.5, 1.0), strides=(1, 1, 1), classes=2, image_size=2, divisor=1)
+                        expansions=(0.5, 1.0), strides=(1, 1, 1), classes=2, image_size=2,
+                        divisor=1)
     variants = [spec.variant(d=0, e=e, w=1) for e in ((1, .5, .5), (.5, .5, 1), (.5, 1, .5))]
     built = VariantCache(spec, variants)
     assert len(set(built.macs)) == len(set(built.params)) == 1

@@ -1,4 +1,4 @@
-"""Tests of feast_tf.space.costs; tests/supernet/model_test.py compares the costs with Keras nets."""
+"""Tests of feast_tf.space.costs; tests/supernet/model_test.py compares them with Keras networks."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def test_each_field_changes_what_it_should():
                               macs(SPEC, SPEC.variant(**{**base, **changes})))
     # One more block of stage 1: 9 * 14 * 7 twice, and two pairs of gamma and beta.
     assert cost(d=(1, 1)) == (3365 + 1764 + 2 * (7 + 14), 69414 + 1764 * 9)
-    # Four channels in the stem: its kernel and norm, then conv1 and the shortcut of the first block.
+    # Four channels in the stem: its kernel and norm, then conv1 and shortcut of the first block.
     assert cost(w=1) == (3365 + 58 + 90 + 20, 69414 + 1944 + 3240 + 720)
 
 

@@ -11,8 +11,8 @@ from feast_tf.space import SupernetSpec
 from feast_tf.space import layout_of
 from feast_tf.space import paper_spec
 
-SPEC = SupernetSpec(stem=4, bases=(10, 16), depths=(0, 1), widths=(0.5, 1.0), expansions=(0.25, 0.5),
-                    strides=(1, 3), classes=7, image_size=6, divisor=1)
+SPEC = SupernetSpec(stem=4, bases=(10, 16), depths=(0, 1), widths=(0.5, 1.0),
+                    expansions=(0.25, 0.5), strides=(1, 3), classes=7, image_size=6, divisor=1)
 # Stem 2; stages of 10 and 8 channels; middles of 5 and 2 channels; one extra block, then none.
 DIMS = [2, 10, 8, 5, 2, 1, 0]
 
@@ -31,7 +31,7 @@ def test_dims_of_a_variant():
 def test_dims_of_a_paper_variant():
     spec = paper_spec()
     variant = spec.variant(d=(3, 7, 6, 0), e=(0.1, 0.22, 0.25, 0.14), w=(0.3, 0.1, 0.2, 0.9, 0.7))
-    # Middles: 1.6 -> 8; 48 * 0.22 = 10.56 -> 16, as 8 would lose a tenth; 116 -> 120; 100.8 -> 104.
+    # Middles: 1.6 -> 8; 10.56 -> 16, as 8 would lose a tenth; 116 -> 120; 100.8 -> 104.
     assert layout_of(spec).dims(variant).tolist() == [
         24, 16, 48, 464, 720, 8, 16, 120, 104, 3, 7, 6, 0]
 

@@ -137,7 +137,7 @@ def hand_network():
 
 
 @pytest.mark.parametrize("row, column, taps", [
-    # Windows begin one pixel outside the picture; "SAME" would begin inside and give 2 for the first.
+    # Windows begin one pixel outside the picture; with "SAME" the first would give 2.
     (0, 0, 11), (0, 1, 13 + 7), (1, 0, 19 + 3), (1, 1, 23 + 17 + 5 + 2), (2, 2, 11), (3, 3, 23),
     (3, 1, 23 + 17),
 ])

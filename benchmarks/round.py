@@ -1,0 +1,109 @@
+"""Time of one FEAST round against the training steps of static Keras networks, and by phase.
+
+    python -m benchmarks.round [--rounds=7] [--runtime=in_process]
+
+The static networks are the same variants, on the same pictures, in the same process, one plain training
+step each (forward, backward, SGD), so a ratio of 1 means that elasticity, distillation, routing and
+aggregation cost nothing. Prints medians and, as the last line, JSON with `round_over_static_steps`.
+"""
+
+from __future__ import annotations
+
+from benchmarks import workload  # isort: skip  (first: it prepares TensorFlow's import)
+import json
+
+import numpy as np
+import tensorflow_federated as tff
+from absl import app, flags
+
+from feast_tf import runtime
+from feast_tf.aggregation import build_sparse_sum, slices_type
+from feast_tf.algorithms import build_feast
+from feast_tf.serving import Evaluator
+
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "Timed rounds, after two that are not.", lower_bound=1)
+_RUNTIME = flags.DEFINE_enum("runtime", "in_process", ("in_process", "tff_worker"), "TFF runtime.")
+
+
+def phase_computations(routing):
+    """(select, aggregate): routing alone, and aggregation alone, as TFF computations."""
+    sparse_sum = build_sparse_sum(routing)
+    client = sparse_sum.type_signature.parameter.member
+
+    @tff.tensorflow.computation(
+        tff.StructType([tff.TensorType(np.float32, p.shape) for p in routing.layout.parameters]),
+        np.int32)
+    def cut(weights, level):
+        import tensorflow as tf
+
+        return tuple(tf.ensure_shape(tf.slice(w, tf.zeros_like(e[0]), tf.constant(e)[level]),
+                                     p.elastic_shape)
+                     for p, w, e in zip(routing.layout.parameters, weights, routing.extents))
+
+    @tff.tensorflow.computation(tff.SequenceType(slices_type(routing)))
+    def arrived(slices):
+        import tensorflow as tf
+
+        return tf.add_n([tf.size(s, tf.int64) for s in slices.get_single_element()])
+
+    @tff.federated_computation(
+        tff.FederatedType(cut.type_signature.parameter[0], tff.SERVER),
+        tff.FederatedType(tff.TensorType(np.int32, [1]), tff.CLIENTS))
+    def select(weights, keys):
+        routed = tff.federated_select(
+            keys, tff.federated_value(np.int32(routing.num_levels), tff.SERVER), weights, cut)
+        return tff.federated_sum(tff.federated_map(arrived, routed))
+
+    @tff.federated_computation(tff.FederatedType(client, tff.CLIENTS))
+    def aggregate(clients):
+        return sparse_sum(clients)
+
+    return select, aggregate
+
+
+def main(argv) -> None:
+    del argv
+    print(workload.machine())
+    routing = workload.small_routing()
+    runtime.use(_RUNTIME.value)
+    process = build_feast(routing, workload.TRAINING, total_rounds=1000)
+    static = workload.StaticSteps(routing)
+    clients = workload.cohort(routing)
+    state = process.initialize()
+    rounds, steps = [], []
+    for number in range(_ROUNDS.value + 2):
+        drawn = workload.drawn_variants(clients, number)
+        steps.append(static.seconds(clients, drawn))
+        output = []
+        rounds.append(workload.timed(lambda: output.append(process.next(state, clients))))
+        state = output[0].state
+    rounds, steps = rounds[2:], steps[2:]
+    ratio = workload.median([a / b for a, b in zip(rounds, steps)])
+
+    select, aggregate = phase_computations(routing)
+    weights = list(state.global_model_weights.trainable)
+    keys = [np.array([client["level"]], np.int32) for client in clients]
+    updates = [{"update": tuple(routing.layout.cut(weights, routing.envelope_dims[c["level"]])),
+                "weight": np.float32(64), "level": c["level"]} for c in clients]
+    images = np.zeros((250, 32, 32, 3), np.uint8)
+    labels = np.zeros(250, np.int64)
+    evaluator = Evaluator(routing, images, mean=(0.5,) * 3, std=(0.25,) * 3)
+    evaluate = lambda: evaluator.operating_points(weights, [2], images, labels, "validation")
+    phases = {}
+    for name, work in (("select", lambda: select(weights, keys)),
+                       ("aggregate", lambda: aggregate(updates)), ("evaluate", evaluate)):
+        work()
+        phases[name] = workload.median([workload.timed(work) for _ in range(_ROUNDS.value)])
+    round_seconds, static_seconds = workload.median(rounds), workload.median(steps)
+    phases["train"] = round_seconds - phases["select"] - phases["aggregate"]
+    print(f"round of {len(clients)} clients x {workload.BATCH} pictures: {round_seconds:.3f} s; "
+          f"static Keras steps: {static_seconds:.3f} s; ratio {ratio:.3f}")
+    print("phases: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items())
+          + " (train: the rest of the round; evaluate: one point, 250 + 250 pictures)")
+    print(json.dumps({"round_over_static_steps": round(ratio, 4), "runtime": _RUNTIME.value,
+                      "round_s": round(round_seconds, 4), "static_steps_s": round(static_seconds, 4),
+                      **{f"{name}_s": round(value, 4) for name, value in phases.items()}}))
+
+
+if __name__ == "__main__":
+    app.run(main)
