@@ -20,10 +20,12 @@ ORDER = (
     "versions",
     "seeding",
     "files",
+    "report_html",
     "space",
     "population",
     "routing",
     "datasets",
+    "planning",
     "supernet",
     "training",
     "serving",
@@ -33,6 +35,8 @@ ORDER = (
     "simulation",
     "configs",
     "tff_programs",
+    "search_cache",
+    "plan",
     "run",
 )
 FEDERATED = {"aggregation", "algorithms", "runtime", "simulation", "run"}

@@ -1,11 +1,11 @@
 """Searches the variants that a federation trains and serves: the fittest network for each limit.
 
-    python -m tff_programs.search_cache                                # the paper's space, 25M to 600M
+    python -m tff_programs.search_cache                     # the paper's space, 25M to 600M MACs
     python -m tff_programs.search_cache --spec=configs/cifar100.py:small --targets=0.6e6:4.5e6:8
     python -m tff_programs.search_cache --constraint=params --targets=1e6,3e6,10e6
 
-Writes --output, which a configuration's `cache` may name, and beside it <name>.fitness.csv. The same
-command resumes an interrupted search.
+Writes --output, which a configuration's `cache` may name, and beside it <name>.fitness.csv. The
+same command resumes an interrupted search.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TARGETS = flags.DEFINE_string("targets", "25e6:600e6:56",
 _CONSTRAINT = flags.DEFINE_enum("constraint", "macs", ["macs", "params", "latency"],
                                 "What the targets limit.")
 _EXPANSION = flags.DEFINE_enum("expansion", "stage", ["stage", "block"],
-                               "One expansion ratio a stage, which the supernet can train, or one a "
-                               "block, as DeepFedNAS has it (then only the table is written).")
+                               "One expansion ratio a stage, which the supernet can train, or one "
+                               "a block, as DeepFedNAS has it (then only the table is written).")
 _MAX_RHO = flags.DEFINE_float("max_rho", space.FitnessSettings().max_rho,
                               "rho0, the largest depth-to-width ratio rho.", lower_bound=0)
 _PIN = flags.DEFINE_multi_string("pin", [], "A variant to keep, such as "
@@ -50,7 +50,7 @@ def read_spec(value: str) -> space.SupernetSpec:
         with open(value) as file:
             try:
                 return space.SupernetSpec(**json.load(file))
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"{value}: {error}") from error
     config = program_flags.load_config(value)
     return space.SupernetSpec(classes=len(datasets.class_counts(config.dataset)),
@@ -63,7 +63,10 @@ def read_measure(value: str | None):
     if not colon:
         raise ValueError("--constraint=latency needs --measure=module:function")
     sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), name)
+    function = getattr(importlib.import_module(module), name, None)
+    if not callable(function):
+        raise ValueError(f"--measure: module {module} has no function {name}")
+    return function
 
 
 def main(argv) -> None:
@@ -85,8 +88,8 @@ def main(argv) -> None:
         logging.info("%s: %.4gM MACs, %.4gM parameters, fitness %.1f, rho %.4f: %s", row.how,
                      row.score.macs / 1e6, row.score.params / 1e6, row.score.fitness,
                      row.score.rho, row.architecture)
-    print(f"{len(rows)} variants for {len(targets)} targets: {_OUTPUT.value}"
-          if _EXPANSION.value == "stage" else f"{len(rows)} architectures for {len(targets)} targets")
+    found = f"variants: {len(rows)}, targets: {len(targets)}"
+    print(f"{found}, file: {_OUTPUT.value}" if _EXPANSION.value == "stage" else found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sizes of the data sets, known without their pictures: for planning before anything is downloaded."""
+"""Sizes of the data sets, known without their pictures: to plan before anything is downloaded."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from feast_tf.population.allocation import alpha_for_effective
 from feast_tf.population.allocation import effective_alpha
 from feast_tf.population.budgets import bounded_zipf
 from feast_tf.population.budgets import bounded_zipf_counts
+from feast_tf.population.budgets import budget_counts
 from feast_tf.population.budgets import budgets_from_ranks
 from feast_tf.population.budgets import draw_budgets
 from feast_tf.population.budgets import parse_budgets

@@ -41,7 +41,7 @@ def bounded_zipf(
 def bounded_zipf_counts(
     num_clients: int, *, num_ranks: int, s: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws how many clients have each rank: the law of `bounded_zipf`, in memory for the ranks only.
+    """Draws how many clients have each rank, as `bounded_zipf` would, in memory for the ranks only.
 
     Args:
         num_clients: As in `bounded_zipf`.
@@ -149,6 +149,23 @@ def parse_budgets(
     Raises:
         ValueError: If the text is not such a mix; the message names the faulty part.
     """
+    assigned = np.repeat(*budget_counts(text, num_clients))
+    return assigned if rng is None else rng.permutation(assigned)
+
+
+def budget_counts(text: str, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Reads a mix of budgets as `parse_budgets` does, in memory for the mix only.
+
+    Args:
+        text: The mix; budgets in MACs.
+        num_clients: How many clients there are.
+
+    Returns:
+        `(budgets, counts)`: float64 and int64 arrays with an entry for each budget, as written.
+
+    Raises:
+        ValueError: If the text is not such a mix; the message names the faulty part.
+    """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, not {num_clients}")
     parts = [part.strip() for part in text.split(",")]
@@ -159,8 +176,7 @@ def parse_budgets(
         weights.append(weight.strip() if colon else None)
         if budgets[-1] in budgets[:-1]:
             raise ValueError(f"budgets {text!r}: {part!r} repeats a budget")
-    assigned = np.repeat(budgets, _group_sizes(text, parts, weights, num_clients))
-    return assigned if rng is None else rng.permutation(assigned)
+    return np.array(budgets), _group_sizes(text, parts, weights, num_clients)
 
 
 def checked_budgets(budgets: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Structural exposure: which parameters the population reaches, and how often (paper 3.4).
 
 A parameter's positions are cut into *cells*: boxes that every cached variant and every envelope
-either contains or misses. r_i(u) and h_i(u) are constant on a cell, so sums over tens of millions of
-positions are sums over some ten thousand cells, and exact.
+either contains or misses. r_i(u) and h_i(u) are constant on a cell, so sums over tens of millions
+of positions are sums over some ten thousand cells, and exact.
 """
 
 from __future__ import annotations

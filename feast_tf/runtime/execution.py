@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -16,54 +17,52 @@ class ComputationError(RuntimeError):
     """A TFF computation failed; the message names it, the client where there is one, and the cause."""
 
 
-def _cause(error: BaseException) -> str:
-    """The first telling line of an error; TensorFlow's begin with a list of nodes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    skipped = ("Graph execution error", "Detected at node", "File \"", "Node:", "(defined at")
-    telling = [line for line in lines if not line.startswith(skipped)]
-    return f"{type(error).__name__}: {(telling or lines or ['no message'])[0]}"
+def cause(error: BaseException) -> str:
+    """The telling line of an error; TensorFlow's has a list of nodes before and after it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    node = next((place for place, line in enumerate(lines) if line.startswith("[[")), 0)
+    line = re.sub(r"^\(\d+\) [A-Z_]+: +| \[Op:\w+\]$", "", lines[max(0, node - 1)])
+    return f"{type(error).__name__}: {line}"
 
 
-class Lanes:
-    """Where clients run: lane k takes clients k, k + n, k + 2n, ..., one after the other.
+def _run_lanes(count: int, work: Callable[[int], None], stop: threading.Event) -> None:
+    """work(lane) on every lane at once; raises the error of the lowest lane that failed.
 
-    The assignment is fixed, and partial sums are merged in the order of the lanes, so that a run can be
-    repeated to the bit.
+    `stop` is set as soon as one fails, or Ctrl-C is pressed: the others end after their client.
     """
-
-    def __init__(self, devices: Sequence[str]):
-        """Args: devices: one for each lane."""
-        self.devices = tuple(devices)
-        self._pools = [concurrent.futures.ThreadPoolExecutor(1, f"feast-lane-{number}")
-                       for number in range(len(devices))] if len(devices) > 1 else []
-
-    def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """work(lane) on every lane; raises the first error of the lowest lane that failed."""
-        if not self._pools:
-            return [work(0)]
-        futures = [pool.submit(work, lane) for lane, pool in enumerate(self._pools)]
-        concurrent.futures.wait(futures)
-        return [future.result() for future in futures]
-
-    def close(self) -> None:
-        for pool in self._pools:
-            pool.shutdown()
+    if count == 1:  # in this thread: nothing to wait for, and errors have a shorter trace
+        work(0)
+        return
+    # Threads of this wave alone: a client's data may be a generator that runs computations itself.
+    with concurrent.futures.ThreadPoolExecutor(count, "feast-lane") as pool:
+        lanes = [pool.submit(work, lane) for lane in range(count)]
+        try:
+            for lane in lanes:
+                lane.result()
+        finally:
+            stop.set()
 
 
 class Run:
-    """The values of one invocation of a plan."""
+    """The values of one invocation of a plan.
 
-    def __init__(self, plan: Plan, lanes: Lanes, server_device: str, num_clients: int,
+    Attributes:
+      num_clients: size of the cohort.
+    """
+
+    def __init__(self, plan: Plan, lanes: Sequence[str], server_device: str, num_clients: int,
                  argument: Callable[[Argument, int, str], Any]):
         """Args:
           plan: what to run.
-          lanes: where clients run.
+          lanes: devices where clients run. Lane k takes clients k, k + n, k + 2n, ..., one after the
+            other, and partial sums are merged in the order of the lanes, so that a run can be repeated
+            to the bit.
           server_device: where the server's values are.
           num_clients: size of the cohort.
           argument: (node, client, device) -> value; the client is -1 for one that all share.
         """
         self._plan, self._lanes, self._server_device = plan, lanes, server_device
-        self._num_clients, self._argument = num_clients, argument
+        self.num_clients, self._argument = num_clients, argument
         self._uses = dict(plan.uses)
         self._server: dict[Node, Any] = {}
         self._client: list[dict[Node, Any]] = [{} for _ in range(num_clients)]
@@ -91,7 +90,7 @@ class Run:
     def everywhere_value(self, node: Node) -> Any:
         """A value that all clients share, as the first lane sees it."""
         self._sources = {source: self.server_value(source) for source in server_sources(node)}
-        return self._everywhere_on(node, self._lanes.devices[0])
+        return self._everywhere_on(node, self._lanes[0])
 
     def _compute_at_server(self, node: Node) -> Any:
         if isinstance(node, Aggregate):
@@ -99,14 +98,14 @@ class Run:
                 self._run_wave(next(self._waves))
             return self._at_server(node.report, self._aggregated.pop(node))
         if isinstance(node, Argument):
-            return self._argument(node, -1, self._server_device)
+            return self._at_server(lambda node, device: self._argument(node, -1, device), node)
         return self._at_server(node.compute, [self.server_value(n) for n in node.inputs])
 
     def _at_server(self, function, argument) -> Any:
         try:
             return function(argument, self._server_device)
         except Exception as error:
-            raise ComputationError(f"{self._plan.name}: at the server: {_cause(error)}") from error
+            raise ComputationError(f"{self._plan.name}: at the server: {cause(error)}") from error
 
     def _run_wave(self, wave: Wave) -> None:
         """One pass over the clients."""
@@ -114,29 +113,29 @@ class Run:
         sources = {node: self.server_value(node) for node in wave.sources}
         zeros = [self.server_value(node.inputs[1]) for node in wave.aggregates]
         self._sources, self._everywhere = sources, {}
-        num_lanes = len(self._lanes.devices)
+        num_lanes = len(self._lanes)
         sums = [list(zeros) for _ in range(num_lanes)]
-        collected = {node: [None] * self._num_clients for node in wave.collected}
-        failed = threading.Event()
+        collected = {node: [None] * self.num_clients for node in wave.collected}
+        stop = threading.Event()
 
         def run_lane(lane: int) -> None:
-            for client in range(lane, self._num_clients, num_lanes):
-                if failed.is_set():
+            for client in range(lane, self.num_clients, num_lanes):
+                if stop.is_set():
                     return
                 try:
-                    self._run_client(wave, client, self._lanes.devices[lane], sums[lane],
+                    self._run_client(wave, client, self._lanes[lane], sums[lane],
                                      collected)
                 except Exception as error:
-                    failed.set()
+                    stop.set()
                     raise ComputationError(
-                        f"{self._plan.name}: client {client} of {self._num_clients}: "
-                        f"{_cause(error)}") from error
+                        f"{self._plan.name}: client {client} of {self.num_clients}: "
+                        f"{cause(error)}") from error
 
-        self._lanes.run(run_lane)
+        _run_lanes(num_lanes, run_lane, stop)
         self._sources, self._everywhere = {}, {}
         for place, node in enumerate(wave.aggregates):
             # A lane that had no client holds the zero, which must not be added twice.
-            first, *others = [lane[place] for lane in sums[: max(1, self._num_clients)]]
+            first, *others = [lane[place] for lane in sums[: max(1, self.num_clients)]]
             for other in others:
                 first = self._at_server(node.merge, (self._to_server(first),
                                                      self._to_server(other)))

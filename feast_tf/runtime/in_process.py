@@ -19,8 +19,8 @@ import tensorflow_federated as tff
 from absl import logging
 
 from feast_tf.runtime import functions, leaves, values
-from feast_tf.runtime.execution import ComputationError, Lanes, Run
-from feast_tf.runtime.plan import CLIENTS, EVERYWHERE, Plan, build_plan
+from feast_tf.runtime.execution import ComputationError, Run, cause
+from feast_tf.runtime.plan import CLIENTS, EVERYWHERE, Plan, build_plan, intrinsics
 
 _MAX_PLANS = 64
 _MAX_LEAVES = 1024
@@ -77,32 +77,25 @@ class InProcessContext(tff.framework.SyncContext):
         if not devices or len(set(devices)) < len(devices):
             raise ValueError(f"devices must name at least one device, and each once; there are "
                              f"{', '.join(known)}")
-        self._lanes = Lanes(devices)
+        self.lanes = tuple(devices)
         self._server_device = server_device or devices[0]
         self._materialize, self._reset_datasets = materialize, reset_datasets
         self._plans, self._leaves = _Cache(_MAX_PLANS), _Cache(_MAX_LEAVES)
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        return self._lanes.devices
-
-    def close(self) -> None:
-        """Ends the threads of the lanes."""
-        self._lanes.close()
 
     def invoke(self, comp: tff.framework.ConcreteComputation, arg: Any) -> Any:
         """Runs a computation; TFF calls this.
 
         Raises:
-          ComputationError: it failed; the message names the computation, the client and the cause.
+          ComputationError: it failed, or a value is not of its type; the message names the
+            computation, the client and the cause.
           NotImplementedError: it uses an intrinsic that this runtime does not have.
-          TypeError, ValueError: the argument does not fit the computation's type.
+          TypeError, ValueError: the argument is no list with a value for each client.
         """
         # The computation is kept with its plan: a key by identity must not be taken over by another.
-        _, block, plan = self._plans.get(id(comp), lambda: (comp, *self._compile(comp)))
+        _, name, block, plan = self._plans.get(id(comp), lambda: (comp, *self._compile(comp)))
         type_signature = comp.type_signature
         if plan is None:
-            return self._invoke_local(block, type_signature, arg)
+            return self._invoke_local(name, block, type_signature, arg)
         found, num_clients = {}, None
         for node in plan.arguments:
             value, type_spec = arg, type_signature.parameter
@@ -123,34 +116,40 @@ class InProcessContext(tff.framework.SyncContext):
             value = found[node] if client < 0 else found[node][client]
             return values.ingest(value, node.type_spec, device, self._reset_datasets)
 
-        run = Run(plan, self._lanes, self._server_device, num_clients or 0, argument)
+        run = Run(plan, self.lanes, self._server_device, num_clients or 0, argument)
         return self._emit(run, plan.result, type_signature.result)
 
-    def _compile(self, comp) -> tuple[Any, Optional[Plan]]:
-        block, _ = tff.tensorflow.replace_intrinsics_with_bodies(comp.to_building_block())
-        parameter = getattr(block, "parameter_name", None)
+    def _compile(self, comp) -> tuple[str, Any, Optional[Plan]]:
+        parameter = getattr(comp.to_building_block(), "parameter_name", None)
         name = (parameter or "").removesuffix("_arg") or "computation"
+        if any(uri.startswith("federated_secure") for uri in intrinsics(comp.to_building_block())):
+            logging.warning("%s: secure aggregation is simulated, without any cryptography", name)
+            comp = tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
+        block, _ = tff.tensorflow.replace_intrinsics_with_bodies(comp.to_building_block())
         if not tff.types.contains(block.type_signature,
                                   lambda t: isinstance(t, tff.FederatedType)):
-            return block, None
-        return block, build_plan(tff.framework.to_call_dominant(block), self._load, name)
+            return name, block, None
+        return name, block, build_plan(tff.framework.to_call_dominant(block), self._load, name)
 
     def _load(self, block: tff.framework.CompiledComputation):
         # By content: the same sum or zero occurs in many places of a computation.
         key = hashlib.sha256(block.proto.SerializeToString(deterministic=True)).digest()
         return self._leaves.get(key, lambda: leaves.load_leaf(block.proto, block.type_signature))
 
-    def _invoke_local(self, block, type_signature, arg: Any) -> Any:
+    def _invoke_local(self, name: str, block, type_signature, arg: Any) -> Any:
         """A computation without placements."""
         device, argument = self._server_device, None
         is_function = isinstance(type_signature, tff.FunctionType)
-        if is_function and type_signature.parameter is not None:
-            argument = values.ingest(arg, type_signature.parameter, device, self._reset_datasets)
         try:
+            if is_function and type_signature.parameter is not None:
+                argument = values.ingest(arg, type_signature.parameter, device,
+                                         self._reset_datasets)
             value = functions.evaluate(block, {}, self._load, device)
             result = value(argument, device) if is_function else value
-        except (tf.errors.OpError, ArithmeticError) as error:
-            raise ComputationError(f"computation: {error}") from error
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            raise ComputationError(f"{name}: {cause(error)}") from error
         return values.emit(result, type_signature.result if is_function else type_signature,
                            self._materialize)
 
@@ -159,13 +158,16 @@ class InProcessContext(tff.framework.SyncContext):
             named = [(name, self._emit(run, part, element)) for part, (name, element) in
                      zip(result, values.elements(type_spec))]
             return tff.types.type_to_py_container(tff.structure.Struct(named), type_spec)
-        member = type_spec.member if isinstance(type_spec, tff.FederatedType) else type_spec
+        member, one_each = type_spec, False
+        if isinstance(type_spec, tff.FederatedType):
+            member = type_spec.member
+            one_each = type_spec.placement is tff.CLIENTS and not type_spec.all_equal
+        emit = lambda value: values.emit(value, member, self._materialize)
         if result.placement == CLIENTS:
-            return [values.emit(value, member, self._materialize)
-                    for value in run.client_values(result)]
+            return [emit(value) for value in run.client_values(result)]
         value = (run.everywhere_value(result) if result.placement == EVERYWHERE
                  else run.server_value(result))
-        return values.emit(value, member, self._materialize)
+        return [emit(value) for _ in range(run.num_clients)] if one_each else emit(value)
 
 
 class InProcessAsyncContext(tff.framework.AsyncContext):

@@ -9,6 +9,7 @@ must run before everything else, and there is no session to free variables at th
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,12 @@ def _initialize_first(graph: tf.compat.v1.GraphDef, initializer: str) -> None:
 
 
 class TensorFlowLeaf:
-    """A TensorFlow computation; callable from several threads, on any device."""
+    """A TensorFlow computation; callable from several threads, on any device.
+
+    Calls on one device wait for each other. oneDNN's batch normalisation keeps the shape of its input
+    in the kernel, of which there is one for each function and device: two calls at once with different
+    numbers of channels write past the end of their buffers (seen with TensorFlow 2.14.1).
+    """
 
     def __init__(self, proto, type_signature: tff.FunctionType):
         leaf = proto.tensorflow
@@ -119,6 +125,7 @@ class TensorFlowLeaf:
         inputs = _binding_names(leaf.parameter) if leaf.HasField("parameter") else []
         outputs = _binding_names(leaf.result)
         self._num_outputs = len(outputs)
+        self._locks: dict[str, threading.Lock] = {}
         self._on_cpu = tff.types.contains(
             type_signature.result, lambda t: isinstance(t, tff.SequenceType))
         if not outputs:
@@ -146,7 +153,8 @@ class TensorFlowLeaf:
         if self._function is None:
             return values.pack(self.type_signature.result, iter(()))
         arguments = ([] if argument is None else values.flatten(argument)) + self._token
-        with tf.device(values.CPU if self._on_cpu else device):
+        device = values.CPU if self._on_cpu else device
+        with self._locks.setdefault(device, threading.Lock()), tf.device(device):
             # Flat on purpose: the structured call formats every argument for an error message
             # first, which took two fifths of a round of a tiny model.
             results = list(self._function._call_flat(arguments, self._function.captured_inputs))

@@ -143,7 +143,9 @@ def _joined(value: Any) -> Node:
     """One node for nested tuples of nodes."""
     if isinstance(value, Node):
         return value
-    if not isinstance(value, tuple):  # a function, handed to a sequence intrinsic
+    if isinstance(value, _Capturing):
+        return Node(SERVER, tuple(value.nodes.values()), lambda found, device: value.bind(found))
+    if not isinstance(value, tuple):  # a function that captures nothing
         return Node(SERVER, (), lambda found, device: value)
     parts = [_joined(element) for element in value]
     placements = {part.placement for part in parts}
@@ -185,16 +187,27 @@ def _evaluate(block: blocks.ComputationBuildingBlock, scope: Mapping[str, Any],
     raise NotImplementedError(f"the in-process runtime has no {what!r}")
 
 
-def _function(block: blocks.Lambda, scope: Mapping[str, Any], load: functions.Loader):
-    """A lambda to hand to an intrinsic; what it captures from the plan becomes an input."""
-    names = set()
+def _blocks_of(block: blocks.ComputationBuildingBlock, kind: type) -> list:
+    """All building blocks of a kind inside a block."""
+    found = []
 
     def note(inner):
-        if isinstance(inner, blocks.Reference):
-            names.add(inner.name)
+        if isinstance(inner, kind):
+            found.append(inner)
         return inner, False
 
     blocks.transform_postorder(block, note)
+    return found
+
+
+def intrinsics(block: blocks.ComputationBuildingBlock) -> set[str]:
+    """The names of the intrinsics that a computation uses."""
+    return {intrinsic.uri for intrinsic in _blocks_of(block, blocks.Intrinsic)}
+
+
+def _function(block: blocks.Lambda, scope: Mapping[str, Any], load: functions.Loader):
+    """A lambda to hand to an intrinsic; what it captures from the plan becomes an input."""
+    names = {reference.name for reference in _blocks_of(block, blocks.Reference)}
     captured = {name: scope[name] for name in names if name in scope}
     nodes = {name: _joined(value) for name, value in captured.items() if nodes_of(value)}
     others = {name: value for name, value in captured.items() if name not in nodes}
@@ -257,7 +270,13 @@ def _zipped(placement):
 
 
 def _aggregate(argument, type_signature):
-    value, zero, accumulate, merge, report = argument
+    value, zero, *given = argument
+    for function in given:
+        if isinstance(function, _Capturing):
+            raise NotImplementedError(
+                "the in-process runtime has no federated_aggregate whose functions use values from "
+                f"outside of them ({', '.join(function.nodes)}); put these into the client values")
+    accumulate, merge, report = given
     value = _joined(value)
     # Said here, since a value that is equal everywhere is folded once for each client as well.
     return Aggregate(SERVER, (value, _joined(zero)), None, wave=value.wave + 1,
@@ -268,7 +287,8 @@ def _select(argument, type_signature):
     keys, _, value, function = argument
     element = type_signature.member.element
     value = _joined(value)
-    picked = Node(EVERYWHERE, (value,), lambda found, device: _Slices(found[0], function, device))
+    picked = Node(EVERYWHERE, (value, _joined(function)),
+                  lambda found, device: _Slices(found[0], found[1], device))
 
     def compute(found, device):
         chosen = np.asarray(found[0])

@@ -10,6 +10,7 @@ Nothing is serialised: a client's data set enters as the object that the caller 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
@@ -133,10 +134,15 @@ def ingest(value: Any, type_spec: tff.Type, device: str, reset_datasets: bool = 
             dataset = _dataset(value, type_spec, reset_datasets)
             return Sequence(tf.data.experimental.to_variant(dataset))
     dtype = _dtype(type_spec)
+    # NumPy's dtypes would be cast whatever is lost; Python's numbers are checked below.
+    found = getattr(value, "dtype", dtype)
+    if not np.can_cast(tf.dtypes.as_dtype(found).as_numpy_dtype, dtype.as_numpy_dtype):
+        raise TypeError(f"a value of {tf.dtypes.as_dtype(found).name} does not fit {type_spec}")
     with tf.device(CPU if dtype == tf.string else device):
-        tensor = tf.convert_to_tensor(value, dtype)
+        tensor = (tf.cast(value, dtype) if isinstance(value, tf.Tensor)
+                  else tf.convert_to_tensor(value, dtype))
     if not tf.TensorShape(type_spec.shape).is_compatible_with(tensor.shape):
-        raise TypeError(f"a tensor of shape {tensor.shape} is not a {type_spec}")
+        raise TypeError(f"a tensor of shape {tensor.shape} does not fit {type_spec}")
     return tensor
 
 
@@ -161,11 +167,17 @@ def sequence_of(values: list[Any], element_type: tff.Type) -> Sequence:
                      for leaf in tf.nest.flatten(spec)]
             dataset = tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, zeros)).take(0)
             return Sequence(tf.data.experimental.to_variant(dataset))
-        dataset = None
-        for value in values:
-            leaves = [tf.identity(tensor) for tensor in flatten(value)]
-            one = tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, leaves))
-            dataset = one if dataset is None else dataset.concatenate(one)
+        pack_leaves, datasets = functools.partial(tf.nest.pack_sequence_as, spec), []
+        for _, group in itertools.groupby(map(flatten, values),
+                                          lambda leaves: [leaf.shape for leaf in leaves]):
+            first, *others = group
+            if others:  # one data set of all: thousands of `concatenate`s take seconds
+                stacked = [tf.stack(column) for column in zip(first, *others)]
+                datasets.append(tf.data.Dataset.from_tensor_slices(pack_leaves(stacked)))
+            else:
+                datasets.append(tf.data.Dataset.from_tensors(
+                    pack_leaves([tf.identity(leaf) for leaf in first])))
+        dataset = functools.reduce(tf.data.Dataset.concatenate, datasets)
         return Sequence(tf.data.experimental.to_variant(dataset))
 
 

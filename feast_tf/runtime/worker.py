@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import atexit
 import collections
-import ctypes
 import os
 import pathlib
-import signal
 import socket
 import subprocess
 import sys
@@ -30,9 +28,19 @@ import tensorflow_federated as tff
 from absl import logging
 
 START_SECONDS = 60.0
-_PR_SET_PDEATHSIG = 1
+STOP_SECONDS = 5.0
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _NEEDS = "the worker needs Linux on x86-64 with glibc 2.31 or newer"
+
+# Becomes the worker once the kernel is to kill it when its parent dies. A program of its own: code
+# between fork and exec (`preexec_fn`) now and then hangs in a process whose gRPC has threads.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):  # else the parent is dead already
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def worker_path() -> pathlib.Path:
@@ -61,7 +69,8 @@ class Worker:
             binary, what happened and what the platform must be.
         """
         binary = pathlib.Path(binary or worker_path())
-        self._log, self._stopped = tempfile.TemporaryFile(), threading.Event()
+        self._owner, self._stopped = os.getpid(), threading.Event()
+        self._log = tempfile.TemporaryFile()
         with socket.socket() as claim:
             # The port stays ours until the worker, which sets the same option, has it: several
             # programs that start at once must not share one.
@@ -77,35 +86,24 @@ class Worker:
                      for kind in ("receive_", "send_", "")])
 
     def _start(self, binary: pathlib.Path) -> subprocess.Popen:
-        libc, parent = ctypes.CDLL(None), os.getpid()
-
-        def die_with_parent():
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # the parent died before the line above
-                os._exit(1)
-
+        command = [sys.executable, "-ISc", _LAUNCHER, str(self._owner), str(binary),
+                   f"--port={self.port}"]
         started: futures.Future = futures.Future()
 
         def start():
             try:
                 # A session of its own: Ctrl-C reaches this program alone, which ends the worker.
-                process = subprocess.Popen(
-                    [str(binary), f"--port={self.port}"], stdin=subprocess.DEVNULL,
-                    stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
-                    preexec_fn=die_with_parent if sys.platform == "linux" else None)
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log,
+                                           stderr=subprocess.STDOUT, start_new_session=True)
             except BaseException as error:  # raised below, in the caller's thread
                 started.set_exception(error)
             else:
                 started.set_result(process)
                 self._stopped.wait()
 
-        # The worker dies with the *thread* that forks it, so that is not the caller's, which may end.
+        # To the kernel the parent is the *thread* that starts a child; the caller's may not last.
         threading.Thread(target=start, name="tff-worker", daemon=True).start()
-        try:
-            return started.result()
-        except OSError as error:
-            raise RuntimeError(f"TFF's worker {binary} can't be started: {error.strerror}; "
-                               f"{_NEEDS}") from error
+        return started.result()
 
     def _wait(self, binary: pathlib.Path, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -128,13 +126,15 @@ class Worker:
 
     def stop(self) -> None:
         """Ends the worker; may be called more than once."""
+        if os.getpid() != self._owner:  # a fork of the program that runs into its own exit
+            return
         atexit.unregister(self.stop)
         if hasattr(self, "channel"):
             self.channel.close()
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(5)
+                self.process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import html
-import io
 import pathlib
 from collections.abc import Sequence
 
 from feast_tf.files import write_whole
+from feast_tf.report_html import heading, page, plot, table
 from feast_tf.serving import OperatingPoint
 from feast_tf.simulation.experiment import Experiment
 from feast_tf.simulation.outputs import BudgetGroup
+
 
 def _columns(rows: Sequence[dict], prefix: str) -> dict[str, tuple[list[int], list[float]]]:
     """Columns of metrics.csv that start with `prefix`: name -> (rounds, values)."""
@@ -49,25 +49,22 @@ def write_report(folder: pathlib.Path, experiment: Experiment, points: Sequence[
         return draw
 
     parts = [
-        "<!doctype html>\n<html lang='en'><meta charset='utf-8'>",
-        f"<title>FEAST on {experiment.config.dataset}</title><style>{_STYLE}</style>\n",
-        f"<h1>FEAST on {experiment.config.dataset}</h1>\n",
         table(("setting", "value"), [(key, f"{value:.4f}" if isinstance(value, float) else value)
-                                      for key, value in summary.items()]),
-        "<h2>Test accuracy of the operating points</h2>\n",
+                                     for key, value in summary.items()]),
+        heading("Test accuracy of the operating points"),
         plot(accuracy_by_macs, "MACs of one example (millions)", "test accuracy"),
-        "<h2>What each budget is served</h2>\n",
+        heading("What each budget is served"),
         table(("budgets (M MACs)", "served (M MACs)", "parameters", "clients", "accuracy",
-                "variant"),
-               [(f"{g.lowest / 1e6:.4g} - {g.highest / 1e6:.4g}", f"{g.point.macs / 1e6:.4g}",
-                 f"{g.point.params:,}", g.clients, f"{g.point.accuracy:.4f}", g.point.variant)
-                for g in groups]),
-        "<h2>Training</h2>\n",
+               "variant"),
+              [(f"{g.lowest / 1e6:.4g} - {g.highest / 1e6:.4g}", f"{g.point.macs / 1e6:.4g}",
+                f"{g.point.params:,}", g.clients, f"{g.point.accuracy:.4f}", g.point.variant)
+               for g in groups]),
+        heading("Training"),
         plot(lines("client_work/train/loss_"), "round", "supervised loss on the clients"),
         plot(lines("validation/accuracy_"), "round", "validation accuracy of the anchors"),
-        "<h2>All cached variants</h2>\n",
+        heading("All cached variants"),
         table(("variant", "MACs", "parameters", "test accuracy"),
-               [(p.variant, f"{p.macs:,}", f"{p.params:,}", f"{p.accuracy:.4f}") for p in points]),
-        "</html>\n",
+              [(p.variant, f"{p.macs:,}", f"{p.params:,}", f"{p.accuracy:.4f}") for p in points]),
     ]
-    write_whole(folder / "report.html", lambda file: file.write("".join(parts).encode()))
+    write_whole(folder / "report.html", lambda file: file.write(
+        page(f"FEAST on {experiment.config.dataset}", parts)))

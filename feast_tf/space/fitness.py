@@ -38,6 +38,13 @@ class FitnessSettings:
     narrowing: float = 1.0
     max_rho: float = 0.51
 
+    def __post_init__(self):
+        if not 0 < self.max_rho < math.inf:
+            raise ValueError(f"max_rho must be positive and finite, but is {self.max_rho}")
+        if not 0 <= self.effectiveness < math.inf:
+            raise ValueError("effectiveness must be finite and not negative, but is "
+                             f"{self.effectiveness}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -141,7 +148,8 @@ class BlockTables:
             dims[..., 1 + stage] = self.out[stage][:, None]
             dims[..., 1 + stages + stage] = self.mid[stage]
             self.first.append(_table(layout, _units(blocks[0]), dims))
-            self.later.append(_table(layout, _units(blocks[1]), dims[0]) if spec.max_depth else None)
+            self.later.append(
+                _table(layout, _units(blocks[1]), dims[0]) if spec.max_depth else None)
             size = blocks[0].conv2.output_size
             volumes.append(np.log(size**2 * self.out[stage].astype(np.float64)))
         self.log_volume = np.stack(volumes)
@@ -182,7 +190,8 @@ def num_convolutions(d: np.ndarray) -> np.ndarray:
 
 def depth_penalty(d: np.ndarray, settings: FitnessSettings) -> np.ndarray:
     """The term of the fitness that punishes stages of unequal depth, for int[..., S]."""
-    return settings.depth_variance * np.exp(np.var(np.asarray(d), axis=-1))
+    # Capped where exp would overflow; nothing of such depths is fit.
+    return settings.depth_variance * np.exp(np.minimum(np.var(np.asarray(d), axis=-1), 700))
 
 
 def score(spec: SupernetSpec, architecture: Architecture | Variant,

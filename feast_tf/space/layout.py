@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Optional
 
 import numpy as np
@@ -99,7 +100,7 @@ class Layout:
         self._depth = lambda stage: 1 + 2 * stages + stage
         full = self.dims(spec.largest())
         parameters: list[Parameter] = []
-        norms = iter(range(10**6))
+        norms = itertools.count()
 
         def add(name, kind, window, axes, gate):
             shape = window + tuple(int(full[axis]) for axis in axes)

@@ -1,4 +1,4 @@
-"""From limits to a variant cache: one architecture a limit, with pins, and a table to resume from."""
+"""From limits to a variant cache: an architecture for each, pins, and a table to resume from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from feast_tf.space.search import Found, Search
 from feast_tf.space.spec import SupernetSpec, Variant
 
 _MARK = "# feast-tf fitness table, search "
-_COLUMNS = ("target", "macs", "params", "fitness", "entropy", "rho", "latency", "d", "e", "w", "how")
+_COLUMNS = ("target", "macs", "params", "fitness", "entropy", "rho", "latency", "d", "e", "w",
+            "how")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Row:
     Attributes:
       target: the limit on the cost that it was found for.
       architecture, score: what was found.
-      how: "fittest" (proven), "fittest above the previous target" (where the fittest was taken), or "pinned".
+      how: "fittest" (proven), "fittest above the previous target" (where the fittest was taken), or
+        "pinned".
       latency: as measured by the caller's function, or None.
     """
 
@@ -43,7 +45,7 @@ class Row:
 
 
 def parse_targets(text: str) -> list[float]:
-    """Reads limits: `low:high:count` for equal steps (whole numbers from 1000 on), or a list `a,b,c`.
+    """Reads limits: `low:high:count` for equal steps (whole from 1000 on), or a list `a,b,c`.
 
     Raises:
       ValueError: it is neither, or the limits do not ascend.
@@ -59,8 +61,8 @@ def parse_targets(text: str) -> list[float]:
         targets = []
     targets = [float(int(target)) if 1000 <= target < np.inf else target for target in targets]
     if not targets or not all(a < b < np.inf for a, b in zip([0.0, *targets], targets)):
-        raise ValueError(f"targets {text!r} must be low:high:count such as 25e6:600e6:56, or a list "
-                         "such as 25e6,50e6, positive and ascending")
+        raise ValueError(f"targets {text!r} must be low:high:count such as 25e6:600e6:56, or a "
+                         "list such as 25e6,50e6, positive and ascending")
     return targets
 
 
@@ -222,8 +224,8 @@ def build_cache(search: Search, targets: Sequence[float], output: Union[str, os.
       output: the cache file.
       pins: variants that are in the cache in any case.
       measure: returns the latency of a variant of a space, in the unit of `targets`. It is called
-        for the fittest networks of `candidates` costs, from the cheapest to the dearest, and each limit gets
-        the fittest of them that keeps it; fitter ones may lie between the candidates.
+        for the fittest networks of `candidates` costs, from the cheapest to the dearest, and each
+        limit gets the fittest of them that keeps it; fitter ones may lie between the candidates.
       candidates: see `measure`.
       on_row: called with every row as it is found.
 

@@ -8,10 +8,11 @@ total log fan-in G. So for given depths
                                       + max over G of (1000 rho(G) + m G)  +  l limit,
 
 and the inner maximum over the chain is dynamic programming over the widths. That bounds all depths
-at once. Depths are then opened in the order of their bounds. A label-setting search along the
-chain keeps only those partial architectures whose own bound reaches a threshold, which is lowered
-until it finds something; what it finds first is the best of these depths. Depths whose bound is not above the best
-architecture so far cannot hold a better one, so the result is a proven optimum. Nothing is drawn.
+at once, more tightly for each part of the range of G by itself. Pairs of depths and part are then
+opened in the order of their bounds. A label-setting search along the chain keeps only the partial
+architectures whose own bound reaches a threshold, which is lowered until it finds something; what
+it finds first is the best of the pair. Pairs whose bound is not above the best architecture so far
+cannot hold a better one, so the result is a proven optimum. Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class _Options:
     Attributes:
       first: int[O], expansion of the first block.
       counts: int[O, E], how many of the further blocks have each expansion.
-      value: contribution to F without rho and penalty of depths; -inf for a way that only repeats another.
+      value: contribution to F without rho and penalty of depths; -inf for a way that only repeats
+        another.
       log_fan_in, cost: contributions to G and to the cost.
     """
 
@@ -127,7 +129,7 @@ class Search:
         self._least_cost = -self._chains(lambda o: -o.cost, -self.stem_cost, -self.head_cost)
         self._most_cost = self._chains(lambda o: o.cost, self.stem_cost, self.head_cost)
         self.cheapest, self.dearest = int(self._least_cost.min()), int(self._most_cost.max())
-        most = self._chains(lambda o: o.value, nothing, nothing).max()
+        most = tables.log_volume.max() * self._most_fan_in.max()  # no H is larger
         self._cost_prices = np.array(
             [0.0, *np.geomspace(0.01 * most / self.dearest, 10 * most / self.cheapest,
                                 _COST_PRICES)])
@@ -147,6 +149,7 @@ class Search:
                      itertools.combinations_with_replacement(range(count), blocks - 1)]
             first = np.repeat(np.arange(count), len(mixes))
             counts = np.tile(np.array(mixes), (count, 1))
+
         def total(name):
             result = getattr(tables.first[stage], name)[:, :, first]
             return result if blocks == 1 else result + getattr(tables.later[stage], name) @ counts.T
@@ -157,7 +160,8 @@ class Search:
             narrower = tables.out[stage - 1][:, None] - tables.out[stage]
             value = value - self.settings.narrowing * np.maximum(0, narrower)[:, :, None]
         repeated = ~_firsts(tables.mid[stage])  # [W_out, E]
-        invalid = repeated[:, first] | (repeated @ counts.T > 0) | ~_firsts(tables.out[stage])[:, None]
+        invalid = (repeated[:, first] | (repeated @ counts.T > 0)
+                   | ~_firsts(tables.out[stage])[:, None])
         return _Options(first, counts, np.where(invalid, -np.inf, value), fan_in,
                         total(self.cost))
 
@@ -202,8 +206,8 @@ class Search:
             segment, depths = np.unravel_index(place, bounds.shape)
             if not bounds[segment, depths] > best_fitness + _SLACK:
                 break
-            fan_in_price = int((by_fan_in_price + self._largest_rho_term(segment))[:, depths].argmin())
-            found = self._open(depths, segment, fan_in_price, limit, above, best_fitness)
+            by_price = (by_fan_in_price + self._largest_rho_term(segment))[:, depths]
+            found = self._open(depths, segment, int(by_price.argmin()), limit, above, best_fitness)
             if found is not None:
                 best, best_fitness = found, found.score.fitness
         return best
@@ -248,15 +252,17 @@ class Search:
         nearest = int((self._reduced[:, fan_in_price, depths] + self._cost_prices * limit).argmin())
         low, high = self._cost_prices[[max(nearest - 1, 0),
                                        min(nearest + 1, len(self._cost_prices) - 1)]]
+        bound = lambda chain: chain.bound + chain.cost_price * limit
         chains = [_Chain(self, stages, self._cost_prices[nearest], m)]
         for _ in range(_REFINEMENTS):
-            pair = [_Chain(self, stages, low + share * (high - low), m) for share in (0.382, 0.618)]
-            if pair[0].bound + pair[0].cost_price * limit < pair[1].bound + pair[1].cost_price * limit:
-                high = pair[1].cost_price
+            left, right = (_Chain(self, stages, low + share * (high - low), m)
+                           for share in (0.382, 0.618))
+            if bound(left) < bound(right):
+                high = right.cost_price
             else:
-                low = pair[0].cost_price
-            chains += pair
-        return min(chains, key=lambda chain: chain.bound + chain.cost_price * limit)
+                low = left.cost_price
+            chains += [left, right]
+        return min(chains, key=bound)
 
     def _architecture(self, stages, depths: int, path: np.ndarray) -> Architecture:
         expansions = self.spec.expansions
@@ -273,7 +279,8 @@ class _Chain:
 
     Attributes:
       cost_price: l.
-      bound: the largest reduced value, which is F without its two non-additive terms, - m G - l cost.
+      bound: the largest reduced value, which is F without its two non-additive terms, less m G and
+        l cost.
     """
 
     def __init__(self, search: Search, stages: list[_Options], cost_price: float,
@@ -289,7 +296,7 @@ class _Chain:
         self.bound = float((self._reduce(self._stems) + self._rest[0][widths]).max())
 
     def _completions(self, weigh, last: np.ndarray) -> list[np.ndarray]:
-        """The largest sum of `weigh(options)` over the stages that follow, after each stage and width."""
+        """The largest sum of `weigh(options)` over what follows each stage, for its widths."""
         sums = [last]
         for options in self._stages[::-1]:
             sums.append((options.usable(weigh) + sums[-1][:, None]).max(axis=(1, 2)))

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 from feast_tf.population import bounded_zipf
+from feast_tf.population import bounded_zipf_counts
+from feast_tf.population import budget_counts
 from feast_tf.population import budgets_from_ranks
+from feast_tf.population import draw_budgets
 from feast_tf.population import parse_budgets
+from feast_tf.seeding import stream
 
 _REFERENCE = (
     pathlib.Path(__file__).resolve().parents[3] / "shared" / "reference" / "population_100.json"
@@ -184,3 +188,35 @@ def test_bad_mix_gives_one_line_with_the_faulty_part(text, message):
 def test_mix_for_no_clients_is_refused():
     with pytest.raises(ValueError, match="num_clients must be at least 1, not 0"):
         parse_budgets("2,3", 0)
+
+
+def test_draw_budgets_by_rank_or_mix():
+    ranks = bounded_zipf(7, num_ranks=5, s=0.5, rng=np.random.default_rng(3))
+    drawn = draw_budgets(7, seed=1, low=10, high=50, num_ranks=5, zipf_s=0.5, ranks_seed=3)
+    assert drawn.tolist() == (10 * ranks).tolist()
+    ranks = bounded_zipf(7, num_ranks=5, s=0.5, rng=stream(1, "population ranks"))
+    assert draw_budgets(7, seed=1, low=10, high=50, num_ranks=5, zipf_s=0.5).tolist() == (
+        10 * ranks).tolist()
+    mixed = draw_budgets(7, seed=1, mix="5:3,9:4")
+    assert mixed.tolist() == parse_budgets("5:3,9:4", 7, stream(1, "budgets")).tolist()
+
+
+def test_budget_counts():
+    budgets, counts = budget_counts("9:0.25,5:0.75", 10_000_000)
+    assert (budgets.tolist(), counts.tolist()) == ([9, 5], [2_500_000, 7_500_000])
+
+
+def test_zipf_counts_follow_the_law():
+    counts = bounded_zipf_counts(1_000_000, num_ranks=3, s=2.0, rng=np.random.default_rng(0))
+    assert counts.sum() == 1_000_000 and counts.dtype == np.int64
+    law = np.array([1, 1 / 4, 1 / 9]) / (1 + 1 / 4 + 1 / 9)
+    np.testing.assert_allclose(counts / 1e6, law, atol=5 * 0.5e-3)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (dict(num_clients=0, num_ranks=3, s=1.0), "num_clients must be at least 1, not 0"),
+    (dict(num_clients=1, num_ranks=0, s=1.0), "num_ranks must be at least 1, not 0"),
+    (dict(num_clients=1, num_ranks=3, s=-1.0), "the Zipf exponent s must be at least 0")])
+def test_bad_zipf_counts_raise(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bounded_zipf_counts(**arguments, rng=np.random.default_rng(0))

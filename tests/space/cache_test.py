@@ -16,6 +16,7 @@ from feast_tf.space import SupernetSpec
 from feast_tf.space import Variant
 from feast_tf.space import VariantCache
 from feast_tf.space import layout_of
+from feast_tf.space import load_cache
 from feast_tf.space import macs
 from feast_tf.space import params
 from feast_tf.space import paper_spec
@@ -286,3 +287,18 @@ def test_unknown_shipped_caches_are_refused_with_the_known_names():
         shipped_cache("paper", paper_spec())
     with pytest.raises(ValueError, match="paper_56.csv: made for the space 8026a63525fb, but"):
         shipped_cache("paper_56", SPEC)
+
+
+def test_a_configuration_names_a_shipped_cache_or_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(load_cache("paper_56", paper_spec())) == 56
+    cache().save("own.csv")
+    for name in ("own.csv", str(tmp_path / "own.csv"), "./own.csv"):
+        assert load_cache(name, SPEC).variants == cache().variants
+    (tmp_path / "own").write_bytes((tmp_path / "own.csv").read_bytes())
+    assert load_cache("./own", SPEC).variants == cache().variants
+    for name, message in (("other.csv", "cache: there is no file other.csv"),
+                          ("./other", "cache: there is no file ./other"),
+                          ("own", "no shipped cache 'own'; there are ")):
+        with pytest.raises(ValueError, match=message):
+            load_cache(name, SPEC)

@@ -35,8 +35,8 @@ TINY = SupernetSpec(stem=4, bases=(10, 6), depths=(0, 1, 2), widths=(0.5, 1.0),
 
 
 def test_fitness_by_hand():
-    # Stem 4; stage 0: 10 channels at 6x6, blocks of middle width 2, 4 and 2; stage 1: 6 channels at 3x3,
-    # one block of middle width 2 (1.2 is rounded up, as 1 would lose over a tenth).
+    # Stem 4; stage 0: 10 channels at 6x6, blocks of middle width 2, 4 and 2; stage 1: 6 channels at
+    # 3x3, one block of middle width 2 (1.2 is rounded up, as 1 would lose over a tenth).
     found = score(TINY, Architecture((2, 0), ((0.2, 0.4, 0.2), (0.2,)), (1.0, 1.0, 1.0)))
     first = (math.log(9 * 4) + math.log(9 * 2) + math.log(4)  # with its projection
              + math.log(9 * 10) + math.log(9 * 4) + math.log(9 * 10) + math.log(9 * 2))
@@ -118,8 +118,21 @@ def test_channels_tell_networks_apart():
     assert channels(spec, one) != channels(spec, other)
 
 
+@pytest.mark.parametrize("name, value", [
+    ("max_rho", 0.0), ("max_rho", math.inf), ("max_rho", math.nan), ("effectiveness", -1.0)])
+def test_bad_constant_raises(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .*, but is {value}"):
+        FitnessSettings(**{name: value})
+
+
+def test_very_unequal_depths_are_unfit_and_no_overflow():
+    space = SupernetSpec(stem=8, bases=(8, 8), depths=(0, 100), widths=(1.0,), expansions=(0.5,),
+                         strides=(1, 1), classes=2, image_size=2)
+    assert score(space, space.variant(d=[0, 100], e=0.5, w=1.0)).fitness < -1e300
+
+
 @pytest.mark.parametrize("d, e, w, message", [
-    ((3, 0), ((0.2,) * 4, (0.2,)), (1.0, 1.0, 1.0), r"d\[0\] = 3 is not in the space; allowed: 0, 1, 2"),
+    ((3, 0), ((0.2,) * 4, (0.2,)), (1.0, 1.0, 1.0), r"d\[0\] = 3 is not in the space; allowed: 0"),
     ((1, 0), ((0.2, 0.3), (0.2,)), (1.0, 1.0, 1.0), r"e\[0\] = 0.3 is not in the space"),
     ((0, 0), ((0.2,), (0.2,)), (1.0, 1.0, 0.7), r"w\[2\] = 0.7 is not in the space"),
     ((1, 0), ((0.2,), (0.2,)), (1.0, 1.0, 1.0), "e must have 1 [+] d values for each stage"),

@@ -37,8 +37,8 @@ def test_targets():
     assert parse_targets("1e6,3e6,10e6") == [1e6, 3e6, 10e6]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1:2", "1:2:0", "1:2:x", "3,2", "2,2", "-1,2", "0:5:2", "1,inf",
-                                  "nan"])
+@pytest.mark.parametrize("text", ["", "a", "1:2", "1:2:0", "1:2:x", "3,2", "2,2", "-1,2", "0:5:2",
+                                  "1,inf", "nan"])
 def test_bad_targets_raise(text):
     with pytest.raises(ValueError, match="must be low:high:count such as 25e6:600e6:56"):
         parse_targets(text)
@@ -50,7 +50,8 @@ def test_pin():
 
 
 @pytest.mark.parametrize("text, message", [
-    ("d=1 e=0.4", "must look like"), ("d=1 e=0.4 w=1 k=3", "must look like"), ("x", "must look like"),
+    ("d=1 e=0.4", "must look like"), ("d=1 e=0.4 w=1 k=3", "must look like"),
+    ("x", "must look like"),
     ("d=1 e=0.3 w=1", r"pin 'd=1 e=0.3 w=1': e\[0\] = 0.3 is not in the space"),
 ])
 def test_bad_pin_raises(text, message):

@@ -1,6 +1,7 @@
 """Tests of feast_tf.space.search: optimality against enumeration, and the published networks."""
 
 import csv
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def best(found, cost, limit, above, max_rho):
        max_rho=st.sampled_from([0.2, 0.27, 0.51, 2.0]))
 def test_nothing_in_the_space_is_fitter(scores, expansion, cost, share, window, max_rho):
     space, found = next((key[0], value) for key, value in scores.items() if key[1] == expansion)
-    search = Search(space, cost=cost, expansion=expansion, settings=FitnessSettings(max_rho=max_rho))
+    search = Search(space, cost=cost, expansion=expansion,
+                    settings=FitnessSettings(max_rho=max_rho))
     costs = sorted(getattr(one, cost) for one in found)
     assert (search.cheapest, search.dearest) == (costs[0], costs[-1])
     limit = costs[int(share * (len(costs) - 1))]
@@ -74,13 +76,15 @@ def test_nothing_in_the_space_is_fitter(scores, expansion, cost, share, window, 
 
 @pytest.mark.parametrize("constants", [
     dict(effectiveness=0.0), dict(effectiveness=20000.0), dict(depth_variance=500.0),
-    dict(narrowing=40.0)])
-def test_optimal_for_other_constants(constants):
+    dict(narrowing=40.0), dict(narrowing=300.0, max_rho=0.4)])
+@pytest.mark.parametrize("bases", [(24, 40), (80, 16)])  # (80, 16): narrower in any case
+def test_optimal_for_other_constants(constants, bases):
     constants = FitnessSettings(**constants)
-    search = Search(SMALL, settings=constants)
+    space = dataclasses.replace(SMALL, bases=bases)
+    search = Search(space, settings=constants)
     limit = (search.cheapest + search.dearest) // 2
     expected = max(found.fitness for found in (
-        score(SMALL, one, constants) for one in every_architecture(SMALL, "stage"))
+        score(space, one, constants) for one in every_architecture(space, "stage"))
         if found.macs <= limit and found.rho <= constants.max_rho)
     assert search.fittest(limit).score.fitness == pytest.approx(expected, abs=2e-6)
 

@@ -1,0 +1,97 @@
+"""Two logical CPU devices, and the check that TFF's own runtime and ours give the same results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+CPUS = ("/device:CPU:0", "/device:CPU:1")
+TOLERANCE = 1e-6
+
+# The whole session shares this process, and devices are counted once, when TensorFlow starts.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration() for _ in CPUS])
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Checks containers, names, types and numbers."""
+    if isinstance(expected, tf.data.Dataset):
+        assert isinstance(found, tf.data.Dataset)
+        assert_same(list(found.as_numpy_iterator()), list(expected.as_numpy_iterator()))
+    elif isinstance(expected, dict):
+        assert type(found) is type(expected) and list(found) == list(expected)
+        assert_same(list(found.values()), list(expected.values()))
+    elif hasattr(type(expected), "__attrs_attrs__"):
+        assert type(found) is type(expected)
+        for attribute in type(expected).__attrs_attrs__:
+            assert_same(getattr(found, attribute.name), getattr(expected, attribute.name))
+    elif isinstance(expected, (list, tuple)):
+        assert type(found) is type(expected) and len(found) == len(expected)
+        for one, other in zip(found, expected):
+            assert_same(one, other)
+    else:
+        one, other = np.asarray(found), np.asarray(expected)
+        assert one.dtype == other.dtype and one.shape == other.shape
+        if other.dtype.kind in "fc":
+            np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="session")
+def stock():
+    """TFF's own runtime, in a worker process that ends with the session."""
+    import tensorflow_federated as tff
+
+    from feast_tf.runtime import Worker, remote
+
+    worker = Worker()
+    yield tff.framework.SyncExecutionContext(
+        remote.executor_factory(f"127.0.0.1:{worker.port}", worker.channel),
+        **remote.CONTEXT_OPTIONS)
+    worker.stop()
+
+
+@pytest.fixture(scope="session", params=[1, 2], ids=["one lane", "two lanes"])
+def in_process(request):
+    """The in-process runtime on one device and on two."""
+    from feast_tf.runtime import InProcessContext
+
+    return InProcessContext(devices=CPUS[:request.param])
+
+
+@pytest.fixture(scope="session")
+def same_results(stock):
+    """Checks a call against TFF's own runtime, on one lane and on two."""
+    import tensorflow_federated as tff
+
+    from feast_tf.runtime import InProcessContext
+
+    contexts = [InProcessContext(devices=CPUS[:lanes]) for lanes in (1, 2)]
+    run_in = tff.framework.get_context_stack().install
+
+    def check(run: Callable[[], Any], *, stock_fails: Optional[str] = None,
+              expected: Any = None) -> Any:
+        """Args:
+          run: calls TFF computations.
+          stock_fails: what the error of TFF's own runtime says, where that can't run it.
+          expected: the result, where TFF's own runtime has none.
+        """
+        with run_in(stock):
+            if stock_fails is None:
+                expected = run()
+            else:
+                with pytest.raises(Exception, match=re.compile(stock_fails, re.DOTALL)):
+                    run()
+        for context in contexts:
+            with run_in(context):
+                assert_same(run(), expected)
+        return expected
+
+    return check
