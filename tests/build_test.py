@@ -37,9 +37,10 @@ ORDER = (
     "tff_programs",
     "search_cache",
     "plan",
+    "worker",
     "run",
 )
-FEDERATED = {"aggregation", "algorithms", "runtime", "simulation", "run"}
+FEDERATED = {"aggregation", "algorithms", "runtime", "simulation", "worker", "run"}
 TENSORFLOW = {"supernet", "training", "serving"} | FEDERATED
 NUMPY_ONLY = set(ORDER) - TENSORFLOW
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import pathlib
 import runpy
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
 from absl import app, flags, logging
@@ -22,17 +23,22 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", help_string="Configuration, configs/<name>.py[:smoke]; --config.a.b=value overrides.")
 
 
+def _given(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(name, value) of every flag in `argv`, as --name=value or --name value."""
+    for place, argument in enumerate(argv[1:], start=1):
+        if argument == "--":
+            return
+        if argument.startswith("-"):
+            name, equals, value = argument.lstrip("-").partition("=")
+            yield name, value if equals else "".join(argv[place + 1: place + 2])
+
+
 def with_default_config(argv: Sequence[str]) -> list[str]:
     """`argv` with --config=configs/<dataset>.py in front where no configuration is named."""
-    argv, name = list(argv), "digits"
-    for place, argument in enumerate(argv[1:], start=1):
-        key, equals, value = argument.lstrip("-").partition("=")
-        if not argument.startswith("-"):
-            continue
-        if key == "config":
-            return argv
-        if key == "dataset":
-            name = value if equals else "".join(argv[place + 1: place + 2])
+    given = dict(_given(argv))
+    if "config" in given:
+        return list(argv)
+    name = given.get("dataset", "digits")
     if name not in NAMES:  # the enum flag explains it
         name = "digits"
     return [argv[0], f"--config={CONFIGS / name}.py", *argv[1:]]
@@ -51,7 +57,7 @@ def load_config(value: str):
     """The configuration that --config=<path>[:<argument>] names."""
     path, _, argument = value.partition(":")
     if not pathlib.Path(path).is_file():
-        raise ValueError(f"--config: there is no file {path}; there are configs/<name>.py for "
+        raise ValueError(f"--config: there is no file {path!r}; there are configs/<name>.py for "
                          f"{', '.join(sorted(NAMES))}")
     module = runpy.run_path(path)
     if "get_config" not in module:
@@ -64,19 +70,16 @@ def _unknown_key(argv: Sequence[str]) -> Optional[str]:
 
     Also loads the file in plain sight: the flag's own loader wraps errors in a traceback.
     """
-    names = [argument.lstrip("-").partition("=")[0] for argument in argv[1:]
-             if argument.startswith("-")]
-    files = [a.partition("=")[2] for a in argv if a.lstrip("-").startswith("config=")]
-    if not files:
-        return None
-    known = _keys(load_config(files[-1]))
-    for name in names:
-        if name.startswith("config.") and name not in known:
+    given = dict(_given(argv))
+    known = _keys(load_config(given["config"]))
+    for name in given:
+        key = name[2:] if name.startswith("noconfig.") else name
+        if key.startswith("config.") and key not in known:
             # A key of the right name in another section is the likeliest slip.
-            last = name.rpartition(".")[2]
-            near = [key for key in known if key.rpartition(".")[2] == last]
-            near += difflib.get_close_matches(name, known, n=3)
-            hint = ", ".join(f"--{key}" for key in dict.fromkeys(near))
+            last = key.rpartition(".")[2]
+            near = [other for other in known if other.rpartition(".")[2] == last]
+            near += difflib.get_close_matches(key, known, n=3)
+            hint = ", ".join(f"--{other}" for other in dict.fromkeys(near))
             return f"unknown configuration key --{name}" + (
                 f"; did you mean {hint}?" if hint else "")
     return None
@@ -84,8 +87,9 @@ def _unknown_key(argv: Sequence[str]) -> Optional[str]:
 
 def parse(argv: Sequence[str]) -> list[str]:
     """A `flags_parser` for `app.run`: ends the program with one line for a wrong flag or key."""
-    argv = with_default_config(argv)
     try:
+        # Flag files are read first: they may name a configuration, or its keys.
+        argv = with_default_config(flags.FLAGS.read_flags_from_files(list(argv), force_gnu=False))
         message = _unknown_key(argv)
         if message is None:
             return app.parse_flags_with_usage(argv) if _asks_for_help(argv) else flags.FLAGS(argv)
@@ -107,10 +111,24 @@ def _asks_for_help(argv: Sequence[str]) -> bool:
     return any(argument.lstrip("-").startswith("help") for argument in argv[1:])
 
 
+def _mendable() -> tuple[type[BaseException], ...]:
+    """The errors that tell a user what to change; TensorFlow's own are those of a full disk, say."""
+    tensorflow = sys.modules.get("tensorflow")
+    return (ValueError, OSError, RuntimeError, ImportError, FloatingPointError,
+            *([tensorflow.errors.OpError] if tensorflow else ()))
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+
 def run_main(main: Callable[[Sequence[str]], None]) -> None:
     """Runs a program: one line and exit code 1 for what a user can mend, 130 for Ctrl-C."""
 
     def guarded(argv):
+        # Python's own handler would make asyncio wait for the end of the round first.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not so under nohup
+            signal.signal(signal.SIGINT, _interrupt)
         if len(argv) > 1:
             sys.exit(f"{pathlib.Path(argv[0]).stem}: unexpected argument {argv[1]!r}; "
                      "all settings are flags, see --help")
@@ -120,7 +138,7 @@ def run_main(main: Callable[[Sequence[str]], None]) -> None:
             print("interrupted; the same command goes on from the last checkpoint",
                   file=sys.stderr)
             sys.exit(130)
-        except (ValueError, OSError, RuntimeError, ImportError, FloatingPointError) as error:
+        except _mendable() as error:
             if flags.FLAGS.verbosity > 0:  # --verbosity=1 shows where it came from
                 raise
             sys.exit(f"{pathlib.Path(argv[0]).stem}: {' '.join(str(error).split())}")

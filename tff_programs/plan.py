@@ -31,7 +31,7 @@ _CLIENTS = flags.DEFINE_integer("clients", None, "What if there were this many c
                                 lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", None, "What if there were this many rounds.",
                                lower_bound=1)
-_POPULATION = flags.DEFINE_string("population", None, "CSV file of devices instead of drawn clients: "
+_POPULATION = flags.DEFINE_string("population", None, "CSV file of devices, not drawn clients: "
                                   "budget or device, optionally count and bandwidth_mbps.")
 _DEVICES = flags.DEFINE_string("devices", "", "Budgets of the device classes in --population, such "
                                "as watch:25e6,phone:300e6.")

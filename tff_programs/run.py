@@ -19,6 +19,7 @@ from absl import flags, logging
 
 from tff_programs import flags as program_flags
 
+flags.adopt_module_key_flags(program_flags)  # --help shows them too
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder of the run (default runs/<data set>).")
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", None, "Folder or archive with the data set; it is downloaded where this is not given.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pathlib
 import sys
 
 import tqdm
@@ -52,6 +53,9 @@ def read_spec(value: str) -> space.SupernetSpec:
                 return space.SupernetSpec(**json.load(file))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{value}: {error}") from error
+    if not pathlib.Path(value.partition(":")[0]).is_file():
+        raise ValueError(f"--spec: there is no file {value!r}; give 'paper', a configuration such "
+                         "as configs/cifar100.py:small, or a JSON file")
     config = program_flags.load_config(value)
     return space.SupernetSpec(classes=len(datasets.class_counts(config.dataset)),
                               image_size=config.image_size, **config.space.to_dict())
@@ -72,6 +76,9 @@ def read_measure(value: str | None):
 def main(argv) -> None:
     del argv
     program_flags.log_own_lines()
+    if any(argument.lstrip("-").startswith(("config", "dataset")) for argument in sys.argv[1:]):
+        raise ValueError("--config and --dataset are not read here: name the space with --spec, "
+                         "such as --spec=configs/cifar100.py:small")
     latency = _CONSTRAINT.value == "latency"
     measure = read_measure(_MEASURE.value) if latency else None
     spec, targets = read_spec(_SPEC.value), path.parse_targets(_TARGETS.value)

@@ -65,6 +65,27 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
+class Client:
+    """What one client is due: q_i, its share of the training samples, and what it draws.
+
+    Attributes:
+      id: its place in the population.
+      budget: in MACs.
+      level: place of its largest affordable variant in the cache.
+      share: q_i.
+      expected_samples: q_i times all samples.
+      drawn_samples: n_i of the run's own partition.
+    """
+
+    id: int
+    budget: float
+    level: int
+    share: float
+    expected_samples: float
+    drawn_samples: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Transfer:
     """Seconds to send and return the envelope, of the clients whose bandwidth is known.
 
@@ -91,6 +112,7 @@ class Plan:
       devices: the clients.
       routing: envelopes of the cache.
       groups: by level, ascending.
+      clients: one by one; empty where no partition is drawn.
       figures: the headline numbers by name; those the paper publishes are named like its figures.
       exposure: of every parameter group.
       bound: psi_min and what the terms of the finite-horizon bound are multiplied by.
@@ -102,6 +124,7 @@ class Plan:
     devices: Devices
     routing: routing.Routing
     groups: tuple[Group, ...]
+    clients: tuple[Client, ...]
     figures: dict[str, float]
     exposure: tuple[routing.GroupExposure, ...]
     bound: dict[str, float]
@@ -115,6 +138,7 @@ class Plan:
             **self.figures,
             "published": config.pop("published", {}),
             "groups": [dataclasses.asdict(group) for group in self.groups],
+            "per_client": [dataclasses.asdict(client) for client in self.clients],
             "exposure": [dataclasses.asdict(group) for group in self.exposure],
             "bound": self.bound,
             "data_share_by_gamma": {
@@ -161,6 +185,10 @@ def build_plan(config: ml_collections.ConfigDict, devices: Optional[Devices] = N
     groups = tuple(
         _group(routes, rule, devices, level, np.flatnonzero(levels == level), each * samples, drawn)
         for level in np.unique(levels))
+    clients = () if drawn is None else tuple(
+        Client(number, float(devices.budget[place]), int(levels[place]), float(each[place]),
+               float(each[place] * samples), int(counts.sum()))
+        for number, (place, counts) in enumerate(zip(devices.members, drawn)))
     exposure = routing.Exposure(routes, rule)
     figures = _figures(config, routes, rule, devices, levels, share * samples)
     figures.update(
@@ -169,7 +197,8 @@ def build_plan(config: ml_collections.ConfigDict, devices: Optional[Devices] = N
     gammas = {gamma: by_level(client_share(devices, gamma, settings.cap) * devices.count)
               for gamma in GAMMAS}
     return Plan(
-        config=config, devices=devices, routing=routes, groups=groups, figures=figures,
+        config=config, devices=devices, routing=routes, groups=groups, clients=clients,
+        figures=figures,
         exposure=tuple(exposure.by_group(share)), bound=_bound(config, exposure.psi_min(share)),
         data_share={gamma: tuple(values[np.unique(levels)].tolist())
                     for gamma, values in gammas.items()},

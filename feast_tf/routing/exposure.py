@@ -27,6 +27,8 @@ class GroupExposure:
       activation: mean over positions of the expected passes that train the position, per sample.
       least_activation: the smallest over served positions (0 where none is served).
       served: share of the positions that belong to some cached variant.
+      reach: for each level, mean over positions of r, whether its clients receive the position.
+      passes: for each level, mean over positions of h, the expected passes that train it.
     """
 
     name: str
@@ -35,6 +37,8 @@ class GroupExposure:
     activation: float
     least_activation: float
     served: float
+    reach: tuple[float, ...]
+    passes: tuple[float, ...]
 
 
 class Exposure:
@@ -104,11 +108,11 @@ class Exposure:
         for place, name in enumerate(self.groups):
             own = self.group == place
             size, served = self.size[own], self.served[own]
-            mean = lambda values: float(np.average(values[own], weights=size))
+            mean = lambda values: np.average(values[own], weights=size, axis=0).tolist()
             result.append(GroupExposure(
                 name, int(size.sum()), mean(routed), mean(activation),
                 float(activation[own][served].min()) if served.any() else 0.0,
-                mean(self.served)))
+                mean(self.served), tuple(mean(self.reached)), tuple(mean(self.passes))))
         return result
 
 

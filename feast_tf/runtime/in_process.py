@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
+import functools
 import hashlib
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -22,25 +25,26 @@ from feast_tf.runtime import functions, leaves, values
 from feast_tf.runtime.execution import ComputationError, Run, cause
 from feast_tf.runtime.plan import CLIENTS, EVERYWHERE, Plan, build_plan, intrinsics
 
-_MAX_PLANS = 64
-_MAX_LEAVES = 1024
+_MAX_COMPILED = 64
 
 
-class _Cache:
-    """A bounded, thread-safe memo; the entry used longest ago goes first."""
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    """A computation, ready to run.
 
-    def __init__(self, size: int):
-        self._entries: collections.OrderedDict = collections.OrderedDict()
-        self._size, self._lock = size, threading.RLock()
+    Attributes:
+      comp: the computation; kept, since it is known by its identity, which another could take over.
+      name: of the function that the user wrote, as far as it is known.
+      block: what to evaluate where there is no plan.
+      plan: for a computation with placements.
+      load: gives the callables of its leaves, and keeps them.
+    """
 
-    def get(self, key: Any, make) -> Any:
-        with self._lock:
-            if key not in self._entries:
-                self._entries[key] = make()
-                if len(self._entries) > self._size:
-                    self._entries.popitem(last=False)
-            self._entries.move_to_end(key)
-            return self._entries[key]
+    comp: tff.framework.ConcreteComputation
+    name: str
+    block: tff.framework.ComputationBuildingBlock
+    plan: Optional[Plan]
+    load: functions.Loader
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -80,7 +84,9 @@ class InProcessContext(tff.framework.SyncContext):
         self.lanes = tuple(devices)
         self._server_device = server_device or devices[0]
         self._materialize, self._reset_datasets = materialize, reset_datasets
-        self._plans, self._leaves = _Cache(_MAX_PLANS), _Cache(_MAX_LEAVES)
+        self._compiled: collections.OrderedDict[int, _Compiled] = collections.OrderedDict()
+        self._leaves: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()
 
     def invoke(self, comp: tff.framework.ConcreteComputation, arg: Any) -> Any:
         """Runs a computation; TFF calls this.
@@ -91,11 +97,10 @@ class InProcessContext(tff.framework.SyncContext):
           NotImplementedError: it uses an intrinsic that this runtime does not have.
           TypeError, ValueError: the argument is no list with a value for each client.
         """
-        # The computation is kept with its plan: a key by identity must not be taken over by another.
-        _, name, block, plan = self._plans.get(id(comp), lambda: (comp, *self._compile(comp)))
-        type_signature = comp.type_signature
+        compiled, type_signature = self._compile(comp), comp.type_signature
+        plan = compiled.plan
         if plan is None:
-            return self._invoke_local(name, block, type_signature, arg)
+            return self._invoke_local(compiled, type_signature, arg)
         found, num_clients = {}, None
         for node in plan.arguments:
             value, type_spec = arg, type_signature.parameter
@@ -119,24 +124,42 @@ class InProcessContext(tff.framework.SyncContext):
         run = Run(plan, self.lanes, self._server_device, num_clients or 0, argument)
         return self._emit(run, plan.result, type_signature.result)
 
-    def _compile(self, comp) -> tuple[str, Any, Optional[Plan]]:
-        parameter = getattr(comp.to_building_block(), "parameter_name", None)
-        name = (parameter or "").removesuffix("_arg") or "computation"
-        if any(uri.startswith("federated_secure") for uri in intrinsics(comp.to_building_block())):
+    def _compile(self, comp) -> _Compiled:
+        with self._lock:
+            if id(comp) not in self._compiled:
+                self._compiled[id(comp)] = self._compile_new(comp)
+                if len(self._compiled) > _MAX_COMPILED:  # the one used longest ago
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(id(comp))
+            return self._compiled[id(comp)]
+
+    def _compile_new(self, comp) -> _Compiled:
+        load = functools.partial(self._load, {})
+        block = comp.to_building_block()
+        name = (getattr(block, "parameter_name", None) or "").removesuffix("_arg") or "computation"
+        if any(uri.startswith("federated_secure") for uri in intrinsics(block)):
             logging.warning("%s: secure aggregation is simulated, without any cryptography", name)
-            comp = tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
-        block, _ = tff.tensorflow.replace_intrinsics_with_bodies(comp.to_building_block())
-        if not tff.types.contains(block.type_signature,
-                                  lambda t: isinstance(t, tff.FederatedType)):
-            return name, block, None
-        return name, block, build_plan(tff.framework.to_call_dominant(block), self._load, name)
+            block = tff.backends.test.replace_secure_intrinsics_with_bodies(comp).to_building_block()
+        block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
+        plan = None
+        if tff.types.contains(block.type_signature, lambda t: isinstance(t, tff.FederatedType)):
+            plan = build_plan(tff.framework.to_call_dominant(block), load, name)
+        return _Compiled(comp, name, block, plan, load)
 
-    def _load(self, block: tff.framework.CompiledComputation):
-        # By content: the same sum or zero occurs in many places of a computation.
-        key = hashlib.sha256(block.proto.SerializeToString(deterministic=True)).digest()
-        return self._leaves.get(key, lambda: leaves.load_leaf(block.proto, block.type_signature))
+    def _load(self, kept: dict, block: tff.framework.CompiledComputation):
+        # By content: the same sum or zero occurs in many places of a computation. Kept by those who
+        # use it, together with the block, whose identity another could take over.
+        if id(block) not in kept:
+            key = hashlib.sha256(block.proto.SerializeToString(deterministic=True)).digest()
+            with self._lock:
+                leaf = self._leaves.get(key)
+                if leaf is None:
+                    leaf = leaves.load_leaf(block.proto, block.type_signature)
+                    self._leaves[key] = leaf
+            kept[id(block)] = block, leaf
+        return kept[id(block)][1]
 
-    def _invoke_local(self, name: str, block, type_signature, arg: Any) -> Any:
+    def _invoke_local(self, compiled: _Compiled, type_signature: tff.Type, arg: Any) -> Any:
         """A computation without placements."""
         device, argument = self._server_device, None
         is_function = isinstance(type_signature, tff.FunctionType)
@@ -144,12 +167,12 @@ class InProcessContext(tff.framework.SyncContext):
             if is_function and type_signature.parameter is not None:
                 argument = values.ingest(arg, type_signature.parameter, device,
                                          self._reset_datasets)
-            value = functions.evaluate(block, {}, self._load, device)
+            value = functions.evaluate(compiled.block, {}, compiled.load, device)
             result = value(argument, device) if is_function else value
         except NotImplementedError:
             raise
         except Exception as error:
-            raise ComputationError(f"{name}: {cause(error)}") from error
+            raise ComputationError(f"{compiled.name}: {cause(error)}") from error
         return values.emit(result, type_signature.result if is_function else type_signature,
                            self._materialize)
 

@@ -1,9 +1,9 @@
 """TensorFlow and XLA computations as callables of this process.
 
 A leaf of a TFF computation is a serialised graph, meant to run in a session of its own. Here it becomes
-one function of the eager context, which brings four differences that are evened out on import: function
-names are shared by the whole process, variables and other resources are shared by name, initialisers
-must run before everything else, and there is no session to free variables at the end of a call.
+one function of the eager context, which brings three differences that are evened out on import:
+function names are shared by the whole process, variables and other resources are shared by name, and
+initialisers must run before everything else.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ import tensorflow_federated as tff
 
 from feast_tf.runtime import values
 
-# tensorflow::ResourceHandle::ANONYMOUS_NAME: every execution makes a variable of its own.
+# tensorflow::ResourceHandle::ANONYMOUS_NAME: every execution makes a variable of its own, which goes
+# with its last reference, after errors too.
 _ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+_ANONYMOUS_TABLES = {
+    "HashTableV2": "AnonymousHashTable",
+    "MutableHashTableV2": "AnonymousMutableHashTable",
+    "MutableHashTableOfTensorsV2": "AnonymousMutableHashTableOfTensors",
+    "MutableDenseHashTableV2": "AnonymousMutableDenseHashTable"}
 _imports = itertools.count()
 
 
@@ -69,10 +75,15 @@ def _rename_functions(graph: tf.compat.v1.GraphDef, suffix: str) -> None:
 
 
 def _own_resources(graph: tf.compat.v1.GraphDef, suffix: str) -> None:
+    """Gives every call variables and hash tables of its own."""
     for node in _all_nodes(graph):
         if node.op == "VarHandleOp":
             node.attr["shared_name"].s = _ANONYMOUS
-        elif "shared_name" in node.attr:  # hash tables and the like: one for each leaf
+        elif node.op in _ANONYMOUS_TABLES:
+            node.op = _ANONYMOUS_TABLES[node.op]
+            for key in ("container", "shared_name", "use_node_name_sharing"):
+                node.attr.pop(key, None)
+        elif "shared_name" in node.attr:  # rare ones, such as queues: one for each leaf
             node.attr["shared_name"].s += (node.name + suffix).encode()
         if "Iterator" in node.op:
             node.device = values.CPU
@@ -84,14 +95,17 @@ def _framed_nodes(graph: tf.compat.v1.GraphDef) -> set[str]:
     for node in graph.node:
         for reference in node.input:
             users.setdefault(_node_name(reference), []).append(node)
-    framed, queue = set(), [node for node in graph.node if node.op in ("Enter", "RefEnter")]
+    depths = dict.fromkeys((node.name for node in graph.node), 0)
+    queue = [node for node in graph.node if node.op in ("Enter", "RefEnter")]
     while queue:
         node = queue.pop()
-        if node.name in framed or node.op in ("Exit", "RefExit"):
-            continue
-        framed.add(node.name)
-        queue += users.get(node.name, [])
-    return framed
+        depth = (depths[node.name] + (node.op in ("Enter", "RefEnter"))
+                 - (node.op in ("Exit", "RefExit")))
+        for user in users.get(node.name, []):
+            if depth > depths[user.name]:
+                depths[user.name] = depth
+                queue.append(user)
+    return {name for name, depth in depths.items() if depth}
 
 
 def _initialize_first(graph: tf.compat.v1.GraphDef, initializer: str) -> None:
@@ -124,7 +138,6 @@ class TensorFlowLeaf:
         self.type_signature = type_signature
         inputs = _binding_names(leaf.parameter) if leaf.HasField("parameter") else []
         outputs = _binding_names(leaf.result)
-        self._num_outputs = len(outputs)
         self._locks: dict[str, threading.Lock] = {}
         self._on_cpu = tff.types.contains(
             type_signature.result, lambda t: isinstance(t, tff.SequenceType))
@@ -144,10 +157,7 @@ class TensorFlowLeaf:
         token = leaf.session_token_tensor_name
         self._token = [tf.constant("")] if token and _node_name(token) in names else []
         feeds = [tensor(name) for name in inputs + [token] * len(self._token)]
-        handles = [operation.outputs[0] for operation in wrapped.graph.get_operations()
-                   if operation.type == "VarHandleOp"]
-        self._function = wrapped.prune(
-            feeds=feeds, fetches=[tensor(name) for name in outputs] + handles)
+        self._function = wrapped.prune(feeds=feeds, fetches=[tensor(name) for name in outputs])
 
     def __call__(self, argument: Any, device: str) -> Any:
         if self._function is None:
@@ -157,10 +167,8 @@ class TensorFlowLeaf:
         with self._locks.setdefault(device, threading.Lock()), tf.device(device):
             # Flat on purpose: the structured call formats every argument for an error message
             # first, which took two fifths of a round of a tiny model.
-            results = list(self._function._call_flat(arguments, self._function.captured_inputs))
-            for handle in results[self._num_outputs:]:
-                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-        return values.pack(self.type_signature.result, iter(results[: self._num_outputs]))
+            results = self._function._call_flat(arguments, self._function.captured_inputs)
+        return values.pack(self.type_signature.result, iter(results))
 
 
 class XlaLeaf:

@@ -6,8 +6,10 @@ authentication and runs whatever graph it is sent**: see the README on how to pr
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from absl import logging
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 _CONNECT_SECONDS = 5.0
+_WATCH_SECONDS = 10.0
 
 
 def open_channel(address: str) -> grpc.Channel:
@@ -48,16 +51,29 @@ def check_reachable(address: str) -> None:
             "python -m tff_programs.worker, or go on without it (--workers)") from error
 
 
-def executor_factory(address: str, channel: grpc.Channel) -> tff.framework.ExecutorFactory:
-    """Executors on the worker at `address`.
+class _NamedErrors(grpc.UnaryUnaryClientInterceptor):
+    """Makes errors of a worker name it, and final: TFF repeats a call to a lost worker without end."""
 
-    TFF retries without end when a worker is gone; here every new attempt asks first whether the worker
-    still answers, and a dead one is an error that names it.
-    """
-    stub = tff.framework.RemoteExecutorGrpcStub(channel)
+    def __init__(self, address: str):
+        self._address = address
+
+    def intercept_unary_unary(self, continuation, details, request):
+        call = continuation(details, request)
+        # A worker that is gone has nothing to dispose of; TFF expects gRPC's own error there.
+        if call.code() is grpc.StatusCode.OK or "Dispose" in details.method.rpartition("/")[2]:
+            return call
+        what = ((call.details() or "").splitlines() or [call.code().name])[0]
+        if call.code() is grpc.StatusCode.UNAVAILABLE:
+            raise ConnectionError(f"TFF worker {self._address} is gone ({what})")
+        raise RuntimeError(f"TFF worker {self._address}: {what}")
+
+
+def executor_factory(address: str, channel: grpc.Channel) -> tff.framework.ExecutorFactory:
+    """Executors on the worker at `address`; their errors are one line that names it."""
+    stub = tff.framework.RemoteExecutorGrpcStub(
+        grpc.intercept_channel(channel, _NamedErrors(address)))
 
     def stack(cardinalities):
-        check_reachable(address)
         cardinalities = collections.defaultdict(int, cardinalities)
         cardinalities.setdefault(tff.CLIENTS, 0)
         executor = tff.framework.RemoteExecutor(stub)
@@ -74,23 +90,24 @@ CONTEXT_OPTIONS: dict[str, Any] = dict(
     transform_result=tff.tensorflow.transform_result)
 
 
-class _NamedContext(tff.framework.AsyncContext):
-    """One worker's context; its errors name the worker."""
+class _WorkerContext(tff.framework.AsyncContext):
+    """One worker's context, with a thread of its own."""
 
     def __init__(self, address: str):
         self._address = address
         self._context = tff.framework.AsyncExecutionContext(
             executor_factory(address, open_channel(address)), **CONTEXT_OPTIONS)
+        # TFF waits for a worker inside of the event loop: in one loop they would work in turn.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name=f"tff-{address}", daemon=True).start()
 
     async def invoke(self, comp: Any, arg: Any) -> Any:
-        try:
-            return await self._context.invoke(comp, arg)
-        except ConnectionError:
-            raise
-        except Exception as error:
-            check_reachable(self._address)
-            cause = (str(error).splitlines() or [""])[0]
-            raise RuntimeError(f"TFF worker {self._address}: {cause}") from error
+        result = asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(self._context.invoke(comp, arg), self._loop))
+        # A process that ends closes its connections; a machine or network that goes does not.
+        while not (await asyncio.wait([result], timeout=_WATCH_SECONDS))[0]:
+            await asyncio.to_thread(check_reachable, self._address)
+        return result.result()
 
 
 def use_workers(addresses: Sequence[str]) -> None:
@@ -105,5 +122,5 @@ def use_workers(addresses: Sequence[str]) -> None:
     for address in addresses:
         check_reachable(address)
     tff.backends.native.set_mergeable_comp_execution_context(
-        [_NamedContext(address) for address in addresses])
+        [_WorkerContext(address) for address in addresses])
     logging.info("TFF runtime: workers at %s, CPU only", ", ".join(addresses))

@@ -64,7 +64,8 @@ class Evaluator:
 
     def moments(self, weights: Sequence[tf.Tensor], dims: np.ndarray) -> Moments:
         """The recalibrated moments of one operating point."""
-        return self._runner.recalibrate(weights, dims, self.normalized_batches(self._server_images))
+        return self._runner.recalibrate(list(weights), dims,
+                                        self.normalized_batches(self._server_images))
 
     def accuracy(self, weights: Sequence[tf.Tensor], dims: np.ndarray, images: np.ndarray,
                  labels: np.ndarray) -> float:
@@ -75,6 +76,7 @@ class Evaluator:
         """
         if not len(images):
             raise ValueError("accuracy needs at least one picture")
+        weights = list(weights)
         moments = self.moments(weights, dims) if self.recalibrate else None
         correct, start = 0, 0
         for batch in self.normalized_batches(images):

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import pathlib
+import zipfile
+import zlib
 from collections.abc import Sequence
 from typing import Union
 
@@ -51,9 +53,17 @@ def save_weights(path: Union[str, os.PathLike], weights: Sequence[np.ndarray]) -
 
 
 def load_weights(path: Union[str, os.PathLike]) -> tuple[np.ndarray, ...]:
-    """The arrays that `save_weights` wrote."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return tuple(arrays[name] for name in sorted(arrays.files))
+    """The arrays that `save_weights` wrote.
+
+    Raises:
+      ValueError: the file is damaged; the message names it.
+      FileNotFoundError: there is none.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return tuple(arrays[name] for name in sorted(arrays.files))
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
 
 
 def save_supernet(folder: Union[str, os.PathLike], saved: SavedSupernet) -> None:
@@ -71,18 +81,25 @@ def load_supernet(folder: Union[str, os.PathLike]) -> SavedSupernet:
     """Reads what `save_supernet` wrote.
 
     Raises:
-      ValueError: a file is missing, or the weights do not fit the space; the message names it.
+      ValueError: a file is missing or damaged, or the files do not fit each other; the message names
+        the file.
     """
     folder = pathlib.Path(folder)
     for name in ("spec.json", "cache.csv", "weights.npz"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} is missing: not the model folder of a finished run")
-    fields = json.loads((folder / "spec.json").read_text())
-    spec = SupernetSpec(**fields["space"])
+    try:
+        fields = json.loads((folder / "spec.json").read_text())
+        spec = SupernetSpec(**fields["space"])
+        classes, mean, std = (tuple(fields[key]) for key in ("classes", "mean", "std"))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{folder / 'spec.json'} is damaged ({error})") from error
+    if len(classes) != spec.classes or len(mean) != 3 or len(std) != 3:
+        raise ValueError(f"{folder / 'spec.json'} must name {spec.classes} classes and three channels' "
+                         f"mean and std, but has {len(classes)}, {len(mean)} and {len(std)}")
     weights = load_weights(folder / "weights.npz")
     shapes = [parameter.shape for parameter in layout_of(spec).parameters]
     if [weight.shape for weight in weights] != shapes:
         raise ValueError(f"{folder / 'weights.npz'} does not fit the space in spec.json: "
                          f"{len(weights)} arrays instead of {len(shapes)}, or other shapes")
-    return SavedSupernet(VariantCache.load(folder / "cache.csv", spec), weights,
-                         tuple(fields["classes"]), tuple(fields["mean"]), tuple(fields["std"]))
+    return SavedSupernet(VariantCache.load(folder / "cache.csv", spec), weights, classes, mean, std)

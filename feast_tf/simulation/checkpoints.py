@@ -46,34 +46,41 @@ class Checkpoints:
     """The checkpoints of one run: the newest program states, and the best weights."""
 
     def __init__(self, folder: pathlib.Path):
-        self._folder = folder
+        self._folder, self._kept_best = folder, -1  # the best round of the state before the newest
         self._manager = tff.program.FileProgramStateManager(folder, prefix=_PREFIX, keep_total=2,
                                                             keep_first=False)
 
     async def load_latest(self, structure: ProgramState) -> Optional[ProgramState]:
         """The newest state that can be read, or None.
 
-        A state that can't be read (a disk that was full, a damaged file) is removed, with a warning,
+        A state that can't be read (a disk that was full, a damaged file) is set aside, with a warning,
         so that its round can be saved again.
         """
         for version in sorted(await self._manager.get_versions() or [], reverse=True):
             try:
-                state = await self._manager.load(version, structure)
-                return state.python_numbers()
+                state = (await self._manager.load(version, structure)).python_numbers()
             except Exception as error:  # whatever TensorFlow's reader finds in a damaged folder
                 path = self._folder / f"{_PREFIX}{version}"
-                logging.warning("checkpoint %s can't be read (%s); going back to an older one",
-                                path, str(error).splitlines()[0])
-                shutil.rmtree(path, ignore_errors=True)
+                aside = self._folder / f"unreadable_{path.name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                logging.warning("checkpoint %s can't be read (%s) and is now %s; going back to an "
+                                "older one", path, " ".join(str(error).split()), aside.name)
+            else:
+                self._kept_best = state.best_round
+                return state
         return None
 
     async def save(self, state: ProgramState) -> None:
         """Saves a state, then drops best weights that neither of the two kept states refers to."""
-        await self._manager.save(state, version=state.round_num)
-        rounds = sorted(int(path.stem.partition("_")[2])
-                        for path in self._folder.glob("best_*.npz"))
-        for round_num in rounds[:-2]:
-            self._best_path(round_num).unlink()
+        # As they are, Python floats would be stored with the seven digits of a float32.
+        exact = state._replace(best_score=np.float64(state.best_score),
+                               seconds=np.float64(state.seconds))
+        await self._manager.save(exact, version=state.round_num)
+        kept = {self._best_path(self._kept_best), self._best_path(state.best_round)}
+        for path in set(self._folder.glob("best_*.npz")) - kept:
+            path.unlink()
+        self._kept_best = state.best_round
 
     def _best_path(self, round_num: int) -> pathlib.Path:
         return self._folder / f"best_{round_num}.npz"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
+import numbers
 import os
 from typing import Optional, Union
 
@@ -106,6 +108,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
         value = functools.reduce(getattr, key.split("."), config)
         if value < 1:
             raise ValueError(f"{key} must be at least 1, but is {value}")
+    for anchor in config.evaluation.anchors:
+        if not (isinstance(anchor, numbers.Real) and 0 < anchor < math.inf):
+            raise ValueError(f"evaluation.anchors must hold positive MACs, but holds {anchor!r}")
     if config.population.cohort_size > config.population.num_clients:
         raise ValueError(f"population.cohort_size ({config.population.cohort_size}) must not be "
                          f"larger than population.num_clients ({config.population.num_clients})")
@@ -126,9 +131,10 @@ def build_experiment(config: ml_collections.ConfigDict, *,
     config = ml_collections.FrozenConfigDict(config)
     check_config(config)
     training = build_training(config, (0, 0, 0), (1, 1, 1))  # settings fail before data is read
-    dataset = datasets.load(config.dataset, data_dir=data_dir, image_size=config.image_size,
-                            held_out=config.held_out or None, server_samples=config.server_samples or None,
-                            seed=config.seed)
+    dataset = datasets.load(
+        config.dataset, data_dir=data_dir, image_size=config.image_size,
+        held_out=config.held_out or None, server_samples=config.server_samples or None,
+        seed=config.seed)
     cache = build_space(config, len(dataset.classes))
     training = dataclasses.replace(training, mean=tuple(map(float, dataset.mean)),
                                    std=tuple(map(float, dataset.std)))

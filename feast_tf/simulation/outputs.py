@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import fcntl
 import io
 import json
 import pathlib
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import ml_collections
 import numpy as np
+import tensorflow_federated as tff
 
 from feast_tf.files import write_whole
 from feast_tf.serving import OperatingPoint, population_accuracy
 from feast_tf.simulation.experiment import Experiment
+
+
+# Names of files and folders that `write_whole` and TFF's managers rename when they are complete.
+_UNFINISHED = re.compile(r"\..+\.(csv|html|json|npz)\.\d+|(metrics\.csv|round_\d+)_temp\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,30 +50,86 @@ def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, A
     return [] if old == new else [(prefix[1:], old, new)]
 
 
-def claim_folder(folder: pathlib.Path, config: ml_collections.ConfigDict) -> None:
-    """Writes config.json to a new folder, or checks that the folder's run has the same settings.
+def _read_json(path: pathlib.Path) -> Optional[dict]:
+    """The object in a file, None where there is no file; ValueError, naming it, for anything else."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); choose another --output_dir") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a file of this program; choose another --output_dir")
+    return found
+
+
+def check_folder(folder: pathlib.Path, config: ml_collections.ConfigDict) -> None:
+    """Checks that a folder is new, or of a run with the same settings.
 
     Raises:
-      ValueError: another run's folder; the message names the first setting that differs.
+      ValueError: it is not; the message names the first setting that differs.
     """
-    text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
-    path = folder / "config.json"
-    if path.exists():
-        different = _differences(json.loads(path.read_text()), json.loads(text))
-        if different:
-            key, old, new = different[0]
-            raise ValueError(f"{folder} holds a run with other settings ({key} is {old!r} there, "
-                             f"{new!r} here); choose another --output_dir")
-        return
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --output_dir must be a folder")
-    write_whole(path, lambda file: file.write(text.encode() + b"\n"))
+    there = _read_json(folder / "config.json")
+    if there is None:
+        if (folder / "summary.json").exists():
+            raise ValueError(f"{folder} holds a summary.json but no config.json of a run; choose "
+                             "another --output_dir")
+        return
+    here = json.loads(json.dumps(config.to_dict()))
+    for key, old, new in _differences(there, here)[:1]:
+        raise ValueError(f"{folder} holds a run with other settings ({key} is {old!r} there, "
+                         f"{new!r} here); choose another --output_dir")
+
+
+@contextlib.contextmanager
+def claimed(folder: pathlib.Path, config: ml_collections.ConfigDict) -> Iterator[None]:
+    """Keeps other runs out of a folder, which is made, with config.json, where it is new.
+
+    Removes what an earlier run was killed in writing. The lock ends with the process, however that
+    ends.
+
+    Raises:
+      ValueError: a run is at work in the folder, or `check_folder` refuses it.
+      OSError: nothing can be written there.
+    """
+    check_folder(folder, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another run is at work in {folder}; wait for it, or choose another "
+                             "--output_dir") from error
+        check_folder(folder, config)  # again, now that nobody else can change it
+        for path in [*folder.glob("*"), *folder.glob("checkpoints/*"), *folder.glob("model/*")]:
+            if _UNFINISHED.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not (folder / "config.json").exists():
+            text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
+            write_whole(folder / "config.json", lambda file: file.write(text.encode() + b"\n"))
+        yield
+
+
+def metrics_manager(path: pathlib.Path) -> tff.program.CSVFileReleaseManager:
+    """Writes metrics.csv, one row a round.
+
+    Raises:
+      ValueError: the file is there and is not such a table; the message names it.
+    """
+    # Appending is not atomic: half a row of a full disk would stay.
+    mode = tff.program.CSVSaveMode.WRITE
+    try:
+        return tff.program.CSVFileReleaseManager(path, mode, key_fieldname="round_num")
+    except (ValueError, tff.program.CSVKeyFieldnameNotFoundError) as error:
+        raise ValueError(f"{path} is damaged: it has no whole numbers round_num; move it away to go "
+                         "on without the metrics of earlier rounds") from error
 
 
 def read_summary(folder: pathlib.Path) -> Optional[dict]:
-    """summary.json of a finished run, else None."""
-    path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    """summary.json of a finished run, else None; ValueError where it is damaged."""
+    return _read_json(folder / "summary.json")
 
 
 def _write_csv(path: pathlib.Path, columns: Sequence[str], rows: Sequence[Sequence]) -> None:

@@ -80,28 +80,38 @@ def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], 
     Raises:
       ValueError: a setting, the folder or the data does not fit; one line that names it.
     """
+    if bool(workers) != (runtime_name == "tff_workers"):
+        raise ValueError("addresses of workers (--workers) go with the runtime tff_workers, and only "
+                         f"with it, but the runtime is {runtime_name}")
     folder = pathlib.Path(output_dir)
-    summary = outputs.read_summary(folder)
-    if summary and not dry_run:
-        outputs.claim_folder(folder, config)  # refuses other settings
-        print(f"{folder}: complete after {summary['rounds']} rounds, population-averaged test "
-              f"accuracy {summary['population_accuracy']:.4f}; nothing to do")
-        return summary
+    if not dry_run:
+        outputs.check_folder(folder, config)
+        summary = outputs.read_summary(folder)
+        if summary:
+            print(f"{folder}: complete after {summary['rounds']} rounds, population-averaged test "
+                  f"accuracy {summary['population_accuracy']:.4f}; nothing to do")
+            return summary
     experiment = build_experiment(config, data_dir=data_dir)
     print(describe(experiment), flush=True)
     if dry_run:
         return None
-    outputs.claim_folder(folder, config)
+    with outputs.claimed(folder, config):
+        return _run_in(folder, experiment, runtime_name, workers)
+
+
+def _run_in(folder: pathlib.Path, experiment: Experiment, runtime_name: str,
+            workers: Sequence[str]) -> dict:
+    """Trains, measures and writes the results to a claimed folder."""
+    config = experiment.config
     checkpoints = Checkpoints(folder / "checkpoints")
-    managers = [
-        tff.program.CSVFileReleaseManager(folder / "metrics.csv", key_fieldname="round_num"),
-        tff.program.TensorBoardReleaseManager(folder / "logdir")]
+    managers = [outputs.metrics_manager(folder / "metrics.csv"),
+                tff.program.TensorBoardReleaseManager(folder / "logdir")]
     logging.info("metrics go to %s and %s, checkpoints to %s", folder / "metrics.csv",
                  folder / "logdir", folder / "checkpoints")
     evaluator = make_evaluator(experiment)
     logging.info("evaluation runs in this process, on %s",
                  ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "the CPU")
-    runtime.use(runtime_name, **({"addresses": workers} if runtime_name == "tff_workers" else {}))
+    runtime.use(runtime_name, **({"addresses": workers} if workers else {}))
     process = build_feast(experiment.routing, experiment.training, total_rounds=config.rounds,
                           seed=config.seed)
     state = asyncio.run(train(experiment, process, evaluator, checkpoints, managers))

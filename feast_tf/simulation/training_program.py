@@ -47,14 +47,19 @@ def round_metrics(metrics: Any, seconds: float) -> collections.OrderedDict:
 
 def evaluate_anchors(experiment: Experiment, evaluator: Evaluator,
                      weights: Sequence[np.ndarray]) -> tuple[float, collections.OrderedDict]:
-    """(mean accuracy, accuracy of each anchor by its MACs) on the validation split."""
+    """(mean accuracy, accuracy of each anchor by its MACs) on the validation split.
+
+    Where the MACs of several anchors read alike, all but the first also have their place in the cache.
+    """
     levels = anchor_levels(experiment.routing.cache.macs, experiment.config.evaluation.anchors)
     validation = experiment.dataset.validation
     points = evaluator.operating_points(weights, levels, validation.images, validation.labels,
                                         "validation")
-    accuracies = collections.OrderedDict(
-        (f"accuracy_{point.macs / 1e6:.3g}M", point.accuracy) for point in points)
-    return float(np.mean(list(accuracies.values()))), accuracies
+    accuracies = collections.OrderedDict()
+    for level, point in zip(levels, points):
+        name = f"accuracy_{point.macs / 1e6:.3g}M"
+        accuracies[f"{name}_variant_{level}" if name in accuracies else name] = point.accuracy
+    return float(np.mean([point.accuracy for point in points])), accuracies
 
 
 async def train(experiment: Experiment, process: tff.learning.templates.LearningProcess,

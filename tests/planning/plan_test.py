@@ -93,6 +93,12 @@ def test_drawn_samples_are_those_of_a_run():
     alpha = population.alpha_for_effective(0.45, len(labels) / 10, 30)
     clients = population.build_population(labels, num_clients=30, seed=config.seed, cap=6e6,
                                           alpha=alpha, min_samples=2, budgets=budgets)
+    assert [client.drawn_samples for client in plan.clients] == [
+        client.num_samples for client in clients]
+    assert [client.budget for client in plan.clients] == budgets.tolist()
+    assert sum(client.share for client in plan.clients) == pytest.approx(1)
+    assert plan.clients[3].expected_samples == pytest.approx(
+        len(labels) * min(budgets[3], 6e6) / np.minimum(budgets, 6e6).sum())
     for group in plan.groups:
         own = [client for client in clients if group.lowest <= client.budget <= group.highest]
         sizes = [client.num_samples for client in own]
@@ -165,6 +171,7 @@ def test_ten_million_clients():
     plan = build_plan(config)
     assert sum(group.clients for group in plan.groups) == 10_000_000
     assert plan.groups[0].drawn_samples is None and plan.groups[0].class_counts is None
+    assert plan.clients == ()
     # The law of the budgets, without the luck of a hundred draws.
     ranks = np.arange(1, 101.0)
     budgets, law = 25e6 + (ranks - 1) * 1475e6 / 99, ranks**-1.2 / np.sum(ranks**-1.2)

@@ -36,7 +36,7 @@ def test_the_paper_space_in_a_minute(tmp_path):
     cache = VariantCache.load(tmp_path / "variants.csv", paper_spec())
     shipped = shipped_cache("paper_56", paper_spec())
     assert len(cache) == 56 and "variants: 56, targets: 56, file: variants.csv" in result.stdout
-    # The shipped cache, up to multipliers that round to the same channels (0.3 and 0.4 of the stem).
+    # The shipped cache, up to multipliers that round to the same channels (0.3 and 0.4 of a stem).
     np.testing.assert_array_equal(cache.dims, shipped.dims)
     before = (tmp_path / "variants.csv").read_bytes()
     assert search(tmp_path, *pins).returncode == 0
@@ -73,7 +73,8 @@ def test_measured_latency(tmp_path):
     (["--targets=9,8"], "targets '9,8' must be low:high:count"),
     (["--targets=1000"], "no network keeps the targets: the cheapest of the space costs 3,803,296"),
     (["--pin=d=9"], "pin 'd=9' must look like"),
-    (["--spec=none.py"], "there is no file none.py"),
+    (["--dataset=cifar10"], "--config and --dataset are not read here: name the space with --spec"),
+    (["--spec=none.py"], "--spec: there is no file 'none.py'"),
     (["--spec=none.json"], "No such file or directory: 'none.json'"),
     (["--spec=bad.json"], "bad.json: "),
     (["--constraint=latency"], "--constraint=latency needs --measure=module:function"),

@@ -55,14 +55,19 @@ def test_exposure_is_that_of_counted_positions(routing, rule):
         routed = np.stack([envelope[place] for envelope in envelopes], -1) @ share
         activation = inside @ (share @ chances)
         expected.setdefault(group, []).append(
-            [values.ravel() for values in (routed, activation, inside.any(-1))])
+            [*(values.ravel() for values in (routed, activation, inside.any(-1))),
+             np.stack([envelope[place].ravel() for envelope in envelopes], -1),
+             inside.reshape(-1, 4) @ chances.T])
     least = []
     for found in exposure.by_group(share):
-        routed, activation, served = map(np.concatenate, zip(*expected.pop(found.name)))
+        routed, activation, served, reach, passes = map(
+            np.concatenate, zip(*expected.pop(found.name)))
         assert found.params == len(routed)
         assert found.routed == pytest.approx(routed.mean())
         assert found.activation == pytest.approx(activation.mean())
         assert found.served == pytest.approx(served.mean())
+        assert found.reach == pytest.approx(reach.mean(axis=0))
+        assert found.passes == pytest.approx(passes.mean(axis=0))
         assert found.least_activation == pytest.approx(
             activation[served].min() if served.any() else 0)
         least += activation[served].tolist()

@@ -121,6 +121,10 @@ def test_worker_outlives_the_thread_that_started_it(worker):
     started[0].stop()
 
 
+def test_ctrl_c_in_the_terminal_does_not_reach_the_worker(worker):
+    assert os.getpgid(worker.process.pid) != os.getpgid(0)
+
+
 def test_launcher_starts_nothing_for_a_parent_that_is_gone():
     command = [sys.executable, "-ISc", worker_lib._LAUNCHER, "{}", "/bin/echo", "started"]
     run = lambda parent: subprocess.run([part.format(parent) for part in command],
