@@ -104,10 +104,56 @@ class _WorkerContext(tff.framework.AsyncContext):
     async def invoke(self, comp: Any, arg: Any) -> Any:
         result = asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(self._context.invoke(comp, arg), self._loop))
+        # TFF drops the other workers' tasks when one fails; asyncio would print their errors.
+        asyncio.current_task().add_done_callback(lambda task: task.cancelled() or task.exception())
         # A process that ends closes its connections; a machine or network that goes does not.
         while not (await asyncio.wait([result], timeout=_WATCH_SECONDS))[0]:
             await asyncio.to_thread(check_reachable, self._address)
         return result.result()
+
+
+def _is_cohort(type_spec: tff.Type) -> bool:
+    return (isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS
+            and not type_spec.all_equal)
+
+
+def _ends_with_cohort(type_spec: tff.Type) -> bool:
+    if isinstance(type_spec, tff.StructType) and len(type_spec):
+        return _ends_with_cohort(type_spec[len(type_spec) - 1])
+    return _is_cohort(type_spec)
+
+
+def check_splittable(type_signature: tff.FunctionType) -> None:
+    """Refuses what TFF 0.87 does not split, or splits wrongly without a word.
+
+    Raises:
+      NotImplementedError: the clients' values are not the last argument (TFF would send the first
+        clients to all workers and the others to none), or are a result (TFF would return them in the
+        order in which workers end).
+    """
+    parameter, result = type_signature.parameter, type_signature.result
+    if parameter is not None and tff.types.contains(parameter, _is_cohort) and (
+            not _ends_with_cohort(parameter)):
+        raise NotImplementedError("the runtime tff_workers needs the clients' values as the last "
+                                  "argument of a computation")
+    if tff.types.contains(result, _is_cohort):
+        raise NotImplementedError("the runtime tff_workers can't return values of single clients")
+
+
+class _WorkersContext(tff.framework.SyncContext):
+    """Splits the cohort of every computation over workers and merges their partial sums."""
+
+    def __init__(self, addresses: Sequence[str]):
+        self._context = tff.backends.native.create_mergeable_comp_execution_context(
+            [_WorkerContext(address) for address in addresses])
+
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        check_splittable(comp.type_signature)
+        try:
+            return self._context.invoke(comp, arg)
+        except ValueError as error:  # e.g. an aggregate that needs another; lists all of them
+            what = str(error).partition(". Examples are")[0]
+            raise ValueError(f"the runtime tff_workers: {what}") from error
 
 
 def use_workers(addresses: Sequence[str]) -> None:
@@ -121,6 +167,5 @@ def use_workers(addresses: Sequence[str]) -> None:
         raise ValueError("the runtime tff_workers needs --workers=host:port[,host:port...]")
     for address in addresses:
         check_reachable(address)
-    tff.backends.native.set_mergeable_comp_execution_context(
-        [_WorkerContext(address) for address in addresses])
+    tff.framework.set_default_context(_WorkersContext(addresses))
     logging.info("TFF runtime: workers at %s, CPU only", ", ".join(addresses))

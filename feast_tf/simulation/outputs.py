@@ -83,12 +83,18 @@ def check_folder(folder: pathlib.Path, config: ml_collections.ConfigDict) -> Non
                          f"{new!r} here); choose another --output_dir")
 
 
+def _remove_unfinished(folder: pathlib.Path) -> None:
+    for path in [*folder.glob("*"), *folder.glob("checkpoints/*"), *folder.glob("model/*")]:
+        if _UNFINISHED.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 @contextlib.contextmanager
 def claimed(folder: pathlib.Path, config: ml_collections.ConfigDict) -> Iterator[None]:
     """Keeps other runs out of a folder, which is made, with config.json, where it is new.
 
-    Removes what an earlier run was killed in writing. The lock ends with the process, however that
-    ends.
+    Removes what was being written when this run, or an earlier one, was stopped. The lock ends with
+    the process, however that ends.
 
     Raises:
       ValueError: a run is at work in the folder, or `check_folder` refuses it.
@@ -103,13 +109,14 @@ def claimed(folder: pathlib.Path, config: ml_collections.ConfigDict) -> Iterator
             raise ValueError(f"another run is at work in {folder}; wait for it, or choose another "
                              "--output_dir") from error
         check_folder(folder, config)  # again, now that nobody else can change it
-        for path in [*folder.glob("*"), *folder.glob("checkpoints/*"), *folder.glob("model/*")]:
-            if _UNFINISHED.fullmatch(path.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _remove_unfinished(folder)  # of a run that was killed
         if not (folder / "config.json").exists():
             text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
             write_whole(folder / "config.json", lambda file: file.write(text.encode() + b"\n"))
-        yield
+        try:
+            yield
+        finally:
+            _remove_unfinished(folder)
 
 
 def metrics_manager(path: pathlib.Path) -> tff.program.CSVFileReleaseManager:
@@ -123,8 +130,8 @@ def metrics_manager(path: pathlib.Path) -> tff.program.CSVFileReleaseManager:
     try:
         return tff.program.CSVFileReleaseManager(path, mode, key_fieldname="round_num")
     except (ValueError, tff.program.CSVKeyFieldnameNotFoundError) as error:
-        raise ValueError(f"{path} is damaged: it has no whole numbers round_num; move it away to go "
-                         "on without the metrics of earlier rounds") from error
+        raise ValueError(f"{path} is damaged: it has no whole numbers round_num; move it away to "
+                         "go on without the metrics of earlier rounds") from error
 
 
 def read_summary(folder: pathlib.Path) -> Optional[dict]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -76,8 +76,18 @@ class LocalResult(NamedTuple):
     metrics: tf.Tensor
 
 
-def _elastic_shapes(layout: Layout) -> tuple[tf.TensorShape, ...]:
-    return tuple(tf.TensorShape(parameter.elastic_shape) for parameter in layout.parameters)
+def flatten(weights: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """(float32 vector of all weights, int32[parameters] of their sizes)."""
+    vector = tf.concat([tf.reshape(weight, [-1]) for weight in weights], axis=0)
+    return vector, tf.stack([tf.size(weight) for weight in weights])
+
+
+def unflatten(layout: Layout, vector: tf.Tensor, sizes: tf.Tensor, shapes: Sequence[tf.Tensor]
+              ) -> tuple[tf.Tensor, ...]:
+    """The weights in a vector that `flatten` made, of the given (dynamic) shapes."""
+    parts = tf.split(vector, sizes, num=len(shapes))
+    return tuple(tf.ensure_shape(tf.reshape(part, shape), parameter.elastic_shape)
+                 for parameter, part, shape in zip(layout.parameters, parts, shapes))
 
 
 def prepare_batch(config: LocalTraining, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor,
@@ -89,10 +99,11 @@ def prepare_batch(config: LocalTraining, images: tf.Tensor, labels: tf.Tensor, s
     return mixing.mix(images, labels, seed=seeds[1], step=step, config=config.augmentation)
 
 
-def cotrain_gradients(layout: Layout, config: LocalTraining, weights: Sequence[tf.Tensor],
-                      variant_dims: tf.Tensor, roles: tf.Tensor, batch: mixing.MixedBatch
-                      ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-    """Gradients of all variants of one mini-batch.
+def cotrain_gradient(layout: Layout, config: LocalTraining, vector: tf.Tensor,
+                     as_weights: Callable[[tf.Tensor], Sequence[tf.Tensor]],
+                     variant_dims: tf.Tensor, roles: tf.Tensor, batch: mixing.MixedBatch
+                     ) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradient of all variants of one mini-batch.
 
     The variants run one after the other in one loop, so the graph holds a single forward and
     backward pass, and memory the activations of a single variant. The first variant is the teacher;
@@ -101,29 +112,30 @@ def cotrain_gradients(layout: Layout, config: LocalTraining, weights: Sequence[t
     Args:
       layout: the supernet's layout.
       config: the local training.
-      weights: tensors of an envelope that contains every variant.
+      vector: float32[P], the weights of an envelope that contains every variant, as one vector.
+      as_weights: from the vector to a tensor for each parameter.
       variant_dims: int32[V, 1 + 3S], the largest variant first.
       roles: int32[V], indices into `rules.ROLES`.
       batch: the pictures.
 
     Returns:
-      (gradients, metrics): a tensor for each weight, and float32[ROLES, STATISTICS] sums.
+      (gradient, metrics): float32[P], and float32[ROLES, STATISTICS] sums.
     """
     rule = rules.RULES[config.rule]
     rho = config.rho_kd if rule.distill else 0.0
     size = tf.cast(tf.shape(batch.labels_a)[0], tf.float32)
 
-    def variant_step(index, targets, gradients, metrics):
+    def variant_step(index, targets, gradient, metrics):
         is_teacher = tf.equal(index, 0)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(weights)
-            logits = forward(layout, weights, variant_dims[index], batch.images)
+            tape.watch(vector)
+            logits = forward(layout, as_weights(vector), variant_dims[index], batch.images)
             supervised = losses.supervised_loss(logits, batch.labels_a, batch.labels_b, batch.lam,
                                                 config.label_smoothing)
             distillation = losses.distillation_loss(logits, targets, config.temperature)
             share = tf.where(is_teacher, 0.0, rho)
             loss = (1.0 - share) * supervised + share * distillation
-        found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradient += tape.gradient(loss, vector)
         targets = tf.where(is_teacher, losses.soft_targets(logits, config.temperature), targets)
         guess = tf.argmax(logits, axis=-1, output_type=tf.int32)
         # tf.equal: inside a TFF computation `==` on tensors compares identities.
@@ -132,21 +144,16 @@ def cotrain_gradients(layout: Layout, config: LocalTraining, weights: Sequence[t
         row = tf.stack([supervised * size, tf.where(is_teacher, 0.0, distillation * size),
                         correct, size])
         metrics += tf.one_hot(roles[index], len(rules.ROLES))[:, tf.newaxis] * row
-        return index + 1, targets, tuple(g + f for g, f in zip(gradients, found)), metrics
+        return index + 1, targets, gradient, metrics
 
-    weights = tuple(weights)
-    zeros = tuple(tf.zeros_like(weight) for weight in weights)
     targets = tf.zeros([tf.shape(batch.labels_a)[0], layout.spec.classes])
     metrics = tf.zeros([len(rules.ROLES), len(STATISTICS)])
-    _, _, gradients, metrics = tf.while_loop(
+    _, _, gradient, metrics = tf.while_loop(
         lambda index, *_: index < tf.shape(variant_dims)[0], variant_step,
-        (tf.constant(0), targets, zeros, metrics), parallel_iterations=1,
-        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, None]),
-                          _elastic_shapes(layout), metrics.shape))
+        (tf.constant(0), targets, tf.zeros_like(vector), metrics), parallel_iterations=1)
     if config.gradients == "mean":
-        count = tf.cast(tf.shape(variant_dims)[0], tf.float32)
-        gradients = tuple(gradient / count for gradient in gradients)
-    return gradients, metrics
+        gradient /= tf.cast(tf.shape(variant_dims)[0], tf.float32)
+    return gradient, metrics
 
 
 def local_update(layout: Layout, config: LocalTraining, cache_dims: tf.Tensor,
@@ -168,25 +175,25 @@ def local_update(layout: Layout, config: LocalTraining, cache_dims: tf.Tensor,
       A `LocalResult`; all zero where the data set is empty.
     """
     rule = rules.RULES[config.rule]
-    initial = tuple(weights)
-    weights = initial
-    velocity = tuple(tf.zeros_like(weight) for weight in weights)
+    # One vector inside the loop: a hundred tensors to clip, decay and carry from step to step cost
+    # as much as the training of a small variant.
+    shapes = [tf.shape(weight) for weight in weights]
+    initial, sizes = flatten(weights)
+    as_weights = lambda vector: unflatten(layout, vector, sizes, shapes)
+    vector, velocity = initial, tf.zeros_like(initial)
     metrics = tf.zeros([len(rules.ROLES), len(STATISTICS)])
     step, num_examples = tf.constant(0), tf.constant(0)
-    shapes = _elastic_shapes(layout)
     # `for ... in iter(...)`: Dataset.reduce would instantiate the loop's body anew in every call.
     for batch in iter(dataset):
-        tf.autograph.experimental.set_loop_options(
-            parallel_iterations=1,
-            shape_invariants=[(weights, shapes), (velocity, shapes)])
+        tf.autograph.experimental.set_loop_options(parallel_iterations=1)
         seeds = tf.random.experimental.stateless_split(
             tf.random.experimental.stateless_fold_in(seed, step), 2)
         places, roles = rules.draw_variants(rule, level, seeds[0])
         prepared = prepare_batch(config, batch["x"], batch["y"], seeds[1], step)
-        gradients, sums = cotrain_gradients(layout, config, weights, tf.gather(cache_dims, places),
-                                            roles, prepared)
-        weights, velocity = config.optimizer.apply(gradients, weights, velocity, rate)
+        gradient, sums = cotrain_gradient(layout, config, vector, as_weights,
+                                          tf.gather(cache_dims, places), roles, prepared)
+        vector, velocity = config.optimizer.apply(gradient, vector, velocity, rate)
         metrics += sums
         num_examples += tf.shape(batch["y"])[0]
         step += 1
-    return LocalResult(tuple(w - i for w, i in zip(weights, initial)), num_examples, metrics)
+    return LocalResult(as_weights(vector - initial), num_examples, metrics)

@@ -1,4 +1,4 @@
-"""SGD on lists of tensors, and its schedule over rounds.
+"""SGD on one vector of all weights, and its schedule over rounds.
 
 The order is that of the compared systems: clip the raw gradient by its global norm, add the coupled
 weight decay, then momentum, then the step. Momentum starts afresh in every round on every client.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -51,14 +50,13 @@ class SGD:
         progress = tf.cast(round_num, tf.float32) / float(total_rounds)
         return self.learning_rate * 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(progress, 1.0)))
 
-    def apply(self, gradients: Sequence[tf.Tensor], weights: Sequence[tf.Tensor],
-              velocity: Sequence[tf.Tensor], rate: tf.Tensor) -> tuple[tuple, tuple]:
-        """One step; returns the new (weights, velocity)."""
+    def apply(self, gradient: tf.Tensor, weights: tf.Tensor, velocity: tf.Tensor,
+              rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """One step on float32 tensors of one shape; returns the new (weights, velocity)."""
         if self.clip_norm:
-            norm = tf.linalg.global_norm(gradients)
-            factor = tf.minimum(1.0, self.clip_norm / (norm + 1e-6))
-            gradients = [gradient * factor for gradient in gradients]
+            norm = tf.norm(gradient)
+            gradient *= tf.minimum(1.0, self.clip_norm / (norm + 1e-6))
         if self.weight_decay:
-            gradients = [g + self.weight_decay * w for g, w in zip(gradients, weights)]
-        velocity = tuple(self.momentum * v + g for v, g in zip(velocity, gradients))
-        return tuple(w - rate * v for w, v in zip(weights, velocity)), velocity
+            gradient += self.weight_decay * weights
+        velocity = self.momentum * velocity + gradient
+        return weights - rate * velocity, velocity

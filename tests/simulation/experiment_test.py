@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from feast_tf.algorithms import client_type
 from feast_tf.population import sample_cohort
@@ -48,10 +47,9 @@ def test_a_contribution_has_the_type_of_the_process(tiny):
     assert member["client"] == 6 and member["level"] == tiny.experiment.levels[6]
     assert member["data"].element_spec == collections.OrderedDict(
         x=tf.TensorSpec([None, 8, 8, 3], tf.uint8), y=tf.TensorSpec([None], tf.int32))
-    expected = client_type(tiny.experiment.routing)
-    assert expected.data == tff.SequenceType(tff.types.infer_unplaced_type(
-        member["data"]).element)
-    assert list(member) == [name for name, _ in tff.structure.iter_elements(expected)]
+    assert list(member) == ["client", "level", "data"]
+    assert str(client_type(tiny.experiment.routing)) == (
+        "<client=int32,level=int32,data=<x=uint8[?,8,8,3],y=int32[?]>*>")
 
 
 def test_pictures_are_shuffled_by_seed_round_client_and_epoch(tiny, make_config):

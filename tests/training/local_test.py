@@ -14,7 +14,8 @@ from feast_tf.routing import Routing
 from feast_tf.space import SupernetSpec, VariantCache
 from feast_tf.supernet import forward, initial_weights
 from feast_tf.training import ROLES, RULES, SGD, Augmentation, LocalTraining, local_update
-from feast_tf.training.local import STATISTICS, cotrain_gradients, prepare_batch
+from feast_tf.training.local import (STATISTICS, cotrain_gradient, flatten, prepare_batch,
+                                     unflatten)
 from feast_tf.training.mixing import MixedBatch
 from feast_tf.training.rules import draw_variants
 
@@ -83,6 +84,16 @@ def compile_update(config: LocalTraining):
     return update, traces
 
 
+def cotrain_gradients(config, weights, places, roles, batch):
+    """`cotrain_gradient` from and to a tensor for each parameter."""
+    vector, sizes = flatten(weights)
+    shapes = [tf.shape(weight) for weight in weights]
+    as_weights = lambda vector: unflatten(LAYOUT, vector, sizes, shapes)
+    gradient, metrics = cotrain_gradient(LAYOUT, config, vector, as_weights,
+                                         tf.gather(DIMS, places), tf.constant(roles), batch)
+    return as_weights(gradient), metrics
+
+
 def variant_gradients(weights, place, batch, config, teacher=None):
     """Gradients, logits, supervised and distillation loss of one variant, written out."""
     smooth = config.label_smoothing
@@ -122,8 +133,7 @@ def test_gradients_are_those_of_each_variant_alone(rule, normalisation):
                                  temperature=2.0, label_smoothing=0.1)
     weights, batch, passes = envelope(TOP), mixed_batch(), PASSES[rule]
     places, roles = (list(part) for part in zip(*passes))
-    gradients, metrics = cotrain_gradients(LAYOUT, config, weights, tf.constant(DIMS[places]),
-                                           tf.constant(roles), batch)
+    gradients, metrics = cotrain_gradients(config, weights, places, roles, batch)
 
     teacher, expected, rows = None, 0, np.zeros([len(ROLES), len(STATISTICS)])
     for place, role in passes:
@@ -140,8 +150,7 @@ def test_gradients_are_those_of_each_variant_alone(rule, normalisation):
 def test_distillation_trains_nothing_that_only_the_teacher_uses():
     config = dataclasses.replace(PLAIN, rule="min_max_kd", rho_kd=1.0)
     weights, batch = envelope(TOP), mixed_batch()
-    run = lambda places, roles: cotrain_gradients(
-        LAYOUT, config, weights, tf.constant(DIMS[places]), tf.constant(roles), batch)[0]
+    run = lambda places, roles: cotrain_gradients(config, weights, places, roles, batch)[0]
     both, teacher = run([TOP, 0], [0, 1]), run([TOP], [0])
     changed = 0
     for place, (ours, alone) in enumerate(zip(both, teacher)):
@@ -156,8 +165,7 @@ def test_distillation_trains_nothing_that_only_the_teacher_uses():
 def test_first_variant_has_no_distillation_loss():
     for rule in RULES:
         config = dataclasses.replace(PLAIN, rule=rule)
-        metrics = cotrain_gradients(LAYOUT, config, envelope(TOP), tf.constant(DIMS[[TOP]]),
-                                    tf.constant([0]), mixed_batch())[1]
+        metrics = cotrain_gradients(config, envelope(TOP), [TOP], [0], mixed_batch())[1]
         assert metrics[0, STATISTICS.index("distillation_loss")] == 0
 
 
@@ -169,15 +177,18 @@ def test_local_update_is_the_loop_over_batches(compiled, config):
 
     received = weights
     velocity = [tf.zeros_like(weight) for weight in weights]
+    sgd = config.optimizer
     metrics = 0
     for step, batch in enumerate(dataset):
         stream = tf.random.experimental.stateless_fold_in(seed, step)
         seeds = tf.random.experimental.stateless_split(stream, 2)
         places, roles = draw_variants(RULES[config.rule], level, seeds[0])
         prepared = prepare_batch(config, batch["x"], batch["y"], seeds[1], tf.constant(step))
-        gradients, rows = cotrain_gradients(LAYOUT, config, weights, tf.gather(DIMS, places), roles,
-                                            prepared)
-        weights, velocity = config.optimizer.apply(gradients, weights, velocity, rate)
+        gradients, rows = cotrain_gradients(config, weights, places, roles, prepared)
+        scale = min(1, sgd.clip_norm / (float(tf.linalg.global_norm(gradients)) + 1e-6))
+        velocity = [sgd.momentum * v + scale * g + sgd.weight_decay * w
+                    for v, g, w in zip(velocity, gradients, weights)]
+        weights = [w - rate * v for w, v in zip(weights, velocity)]
         metrics = metrics + rows
     assert result.num_examples == 11
     np.testing.assert_allclose(result.metrics, metrics, rtol=1e-4)
