@@ -141,11 +141,11 @@ def cotrain_gradient(layout: Layout, config: LocalTraining, vector: tf.Tensor,
         # tf.equal: inside a TFF computation `==` on tensors compares identities.
         hits = lambda labels: tf.reduce_sum(tf.cast(tf.equal(guess, labels), tf.float32))
         correct = batch.lam * hits(batch.labels_a) + (1.0 - batch.lam) * hits(batch.labels_b)
-        row = tf.stack([supervised * size, tf.where(is_teacher, 0.0, distillation * size),
-                        correct, size])
+        row = tf.stack([supervised * size, distillation * size, correct, size])
         metrics += tf.one_hot(roles[index], len(rules.ROLES))[:, tf.newaxis] * row
         return index + 1, targets, gradient, metrics
 
+    # No targets for the first variant: its distillation loss is 0.
     targets = tf.zeros([tf.shape(batch.labels_a)[0], layout.spec.classes])
     metrics = tf.zeros([len(rules.ROLES), len(STATISTICS)])
     _, _, gradient, metrics = tf.while_loop(

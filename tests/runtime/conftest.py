@@ -19,43 +19,55 @@ tf.config.set_logical_device_configuration(
     [tf.config.LogicalDeviceConfiguration() for _ in CPUS])
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
     """Checks containers, names, types and numbers."""
     if isinstance(expected, tf.data.Dataset):
         assert isinstance(found, tf.data.Dataset)
-        assert_same(list(found.as_numpy_iterator()), list(expected.as_numpy_iterator()))
+        assert_same(list(found.as_numpy_iterator()), list(expected.as_numpy_iterator()),
+                    tolerance)
     elif isinstance(expected, dict):
         assert type(found) is type(expected) and list(found) == list(expected)
-        assert_same(list(found.values()), list(expected.values()))
+        assert_same(list(found.values()), list(expected.values()), tolerance)
     elif hasattr(type(expected), "__attrs_attrs__"):
         assert type(found) is type(expected)
         for attribute in type(expected).__attrs_attrs__:
-            assert_same(getattr(found, attribute.name), getattr(expected, attribute.name))
+            assert_same(getattr(found, attribute.name), getattr(expected, attribute.name),
+                        tolerance)
     elif isinstance(expected, (list, tuple)):
         assert type(found) is type(expected) and len(found) == len(expected)
         for one, other in zip(found, expected):
-            assert_same(one, other)
+            assert_same(one, other, tolerance)
     else:
         one, other = np.asarray(found), np.asarray(expected)
         assert one.dtype == other.dtype and one.shape == other.shape
         if other.dtype.kind in "fc":
-            np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
         else:
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.fixture(scope="session")
-def stock():
-    """TFF's own runtime, in a worker process that ends with the session."""
-    import tensorflow_federated as tff
+@pytest.fixture(scope="session", name="assert_same")
+def assert_same_fixture():
+    return assert_same
 
-    from feast_tf.runtime import Worker, remote
+
+@pytest.fixture(scope="session")
+def worker():
+    """TFF's own worker process, which ends with the session."""
+    from feast_tf.runtime import Worker
 
     worker = Worker()
-    yield tff.framework.SyncExecutionContext(
-        remote.executor_factory(f"127.0.0.1:{worker.port}", worker.channel),
-        **remote.CONTEXT_OPTIONS)
+    yield worker
     worker.stop()
+
+
+@pytest.fixture(scope="session")
+def stock_context(worker):
+    """stock_context(kind, **options): TFF's own runtime as a synchronous or asynchronous context."""
+    from feast_tf.runtime import remote
+
+    factory = remote.executor_factory(f"127.0.0.1:{worker.port}", worker.channel)
+    return lambda kind, **options: kind(factory, **{**remote.CONTEXT_OPTIONS, **options})
 
 
 @pytest.fixture(scope="session", params=[1, 2], ids=["one lane", "two lanes"])
@@ -67,21 +79,23 @@ def in_process(request):
 
 
 @pytest.fixture(scope="session")
-def same_results(stock):
+def same_results(stock_context):
     """Checks a call against TFF's own runtime, on one lane and on two."""
     import tensorflow_federated as tff
 
     from feast_tf.runtime import InProcessContext
 
+    stock = stock_context(tff.framework.SyncExecutionContext)
     contexts = [InProcessContext(devices=CPUS[:lanes]) for lanes in (1, 2)]
     run_in = tff.framework.get_context_stack().install
 
     def check(run: Callable[[], Any], *, stock_fails: Optional[str] = None,
-              expected: Any = None) -> Any:
+              expected: Any = None, tolerance: float = TOLERANCE) -> Any:
         """Args:
           run: calls TFF computations.
           stock_fails: what the error of TFF's own runtime says, where that can't run it.
           expected: the result, where TFF's own runtime has none.
+          tolerance: relative and absolute, of floating-point numbers.
         """
         with run_in(stock):
             if stock_fails is None:
@@ -91,7 +105,7 @@ def same_results(stock):
                     run()
         for context in contexts:
             with run_in(context):
-                assert_same(run(), expected)
+                assert_same(run(), expected, tolerance)
         return expected
 
     return check

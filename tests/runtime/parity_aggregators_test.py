@@ -69,7 +69,6 @@ WEIGHTED = {
     "mean": _aggregators.MeanFactory,
     "mean without NaN": lambda: _aggregators.MeanFactory(no_nan_division=True),
     "robust": tff.learning.robust_aggregator,
-    "compression": lambda: tff.learning.compression_aggregator(threshold=5, stochastic=False),
     "debug measurements": lambda: tff.learning.robust_aggregator(
         debug_measurements_fn=tff.learning.add_debug_measurements),
 }
@@ -78,7 +77,6 @@ SECURE = {
     "secure sum": lambda: _aggregators.SecureSumFactory(2.0, -2.0),
     "adaptive secure sum": lambda: _aggregators.SecureSumFactory(quantile_norm()),
     "learning's secure mean": lambda: tff.learning.secure_aggregator(weighted=False),
-    "distributed DP": lambda: tff.learning.ddp_secure_aggregator(0.0, 3),
 }
 
 
@@ -94,7 +92,69 @@ def test_weighted(name, same_results):
     same_results(lambda: two_rounds(process, updates(), _WEIGHTS))
 
 
+def test_compression(same_results):
+    """It quantises only tensors of more than 20,000 elements."""
+    vector = tff.TensorType(np.float32, [20_001])
+    process = tff.learning.compression_aggregator(stochastic=False).create(vector, _WEIGHT)
+    clients = [np.random.default_rng(seed).normal(size=20_001).astype(np.float32)
+               for seed in range(3)]
+    same_results(lambda: two_rounds(process, clients, _WEIGHTS))
+
+
 @pytest.mark.parametrize("name", SECURE)
-def test_secure(name, same_results):
+def test_secure_sums_are_simulated(name, same_results, stock_context):
+    """As TFF's tests have them: secure sums are replaced by plain ones."""
+    replace = tff.backends.test.replace_secure_intrinsics_with_bodies
+    compile_plain = tff.backends.native.desugar_and_transform_to_native
+    context = stock_context(tff.framework.SyncExecutionContext,
+                            compiler_fn=lambda comp: compile_plain(replace(comp)))
     process = SECURE[name]().create(_VALUE)
-    same_results(lambda: two_rounds(process, updates()))
+    run = lambda: two_rounds(process, updates())
+    with tff.framework.get_context_stack().install(context):
+        expected = run()
+    same_results(run, stock_fails="Cannot embed a federated value", expected=expected)
+
+
+# --- tff.analytics
+
+
+def test_count_distinct(same_results):
+    computation = tff.analytics.count_distinct.create_federated_hyperloglog_computation()
+    clients = [tf.data.Dataset.from_tensor_slices(words) for words in (
+        ["a", "b", "c"], ["b", "c", "d"], ["a", "e"])]
+    same_results(lambda: computation(clients))
+
+
+@pytest.mark.parametrize("clip", ["sub-sampling", "distinct"])
+def test_hierarchical_histogram(clip, same_results):
+    process = tff.analytics.build_hierarchical_histogram_process(
+        0.0, 4.0, 4, clip_mechanism=clip, max_records_per_user=10, enable_secure_sum=False)
+    clients = [tf.data.Dataset.from_tensor_slices(np.array(values, np.float32)) for values in (
+        [0.5, 1.5, 1.6], [3.5], [2.5, 2.6, 0.1])]
+    same_results(lambda: process.next(process.initialize(), clients)[1])
+
+
+@pytest.mark.parametrize("multiple", [True, False])
+def test_heavy_hitters(multiple, same_results):
+    computation = tff.analytics.heavy_hitters.iblt.build_iblt_computation(
+        capacity=20, string_max_bytes=8, max_words_per_user=5, multi_contribution=multiple,
+        max_heavy_hitters=3, seed=1)
+    clients = [tf.data.Dataset.from_tensor_slices(words).batch(1) for words in (
+        ["cat", "dog", "cat"], ["dog", "owl"], ["cat", "dog"])]
+
+    def decoded():
+        found = computation(clients)  # the words are decoded in a random order
+        words = sorted(zip(found.heavy_hitters, found.heavy_hitters_counts,
+                           found.heavy_hitters_unique_counts))
+        return words, found.clients, found.num_not_decoded
+
+    words, *_ = same_results(decoded)
+    assert [word for word, *_ in words] == [b"cat", b"dog", b"owl"]
+
+
+@pytest.mark.parametrize("take", ["get_all_elements", "get_unique_elements"])
+def test_elements_of_a_data_set(take, same_results):
+    computation = tff.tensorflow.computation(
+        lambda data: getattr(tff.analytics.data_processing, take)(data),
+        tff.SequenceType(tff.TensorType(np.str_, [None])))
+    same_results(lambda: computation(tf.data.Dataset.from_tensor_slices(["a", "b", "a"]).batch(2)))

@@ -66,7 +66,9 @@ import importlib.util, os, runpy, sys, time, types
 federated = types.ModuleType("tensorflow_federated")
 federated.__file__ = importlib.util.find_spec("tensorflow_federated").origin
 sys.modules["tensorflow_federated"] = federated
-worker = runpy.run_path("feast_tf/runtime/worker.py")["Worker"]()
+Worker = runpy.run_path("feast_tf/runtime/worker.py")["Worker"]
+{before}
+worker = Worker()
 print(worker.process.pid, 42, flush=True)
 sys.stdin.readline()
 """
@@ -77,9 +79,9 @@ def start_program(code: str) -> subprocess.Popen:
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def check_worker_ends_with(program: str, ending: str) -> None:
+def check_worker_ends_with(program: str, ending: str, before: str = "") -> None:
     last, code = ENDINGS[ending]
-    program = start_program(program + ("time.sleep(600)" if last is None else last))
+    program = start_program(program.replace("{before}", before) + ("time.sleep(600)" if last is None else last))
     try:
         pid, answer = map(int, program.stdout.readline().split())
         child = psutil.Process(pid)
@@ -98,6 +100,13 @@ def check_worker_ends_with(program: str, ending: str) -> None:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_worker_ends_with_its_program(ending):
     check_worker_ends_with(PROGRAM, ending)
+
+
+@pytest.mark.parametrize("ending", ["normal", "exception", "sys.exit"])
+def test_worker_is_ended_even_without_the_kernel_s_help(ending):
+    launcher = "import os, sys; os.execv(sys.argv[2], sys.argv[2:])"
+    check_worker_ends_with(PROGRAM, ending,
+                           before=f"Worker._start.__globals__['_LAUNCHER'] = {launcher!r}")
 
 
 def test_worker_ends_with_a_program_that_computes():
