@@ -55,14 +55,17 @@ def _keys(config, prefix: str = "config") -> list[str]:
 
 def load_config(value: str):
     """The configuration that --config=<path>[:<argument>] names."""
-    path, _, argument = value.partition(":")
+    path, *arguments = value.split(":", 1)
     if not pathlib.Path(path).is_file():
         raise ValueError(f"--config: there is no file {path!r}; there are configs/<name>.py for "
                          f"{', '.join(sorted(NAMES))}")
     module = runpy.run_path(path)
     if "get_config" not in module:
-        raise ValueError(f"{path} has no get_config(arg)")
-    return module["get_config"](argument or None)
+        raise ValueError(f"{path} has no get_config(arg=None)")
+    try:
+        return module["get_config"](*arguments)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _unknown_key(argv: Sequence[str]) -> Optional[str]:

@@ -67,10 +67,9 @@ def accumulate(accumulator: Accumulator, update: Sequence[tf.Tensor], weight: tf
     has_data = weight > 0
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in sums])
     used = tf.logical_and(has_data, finite)
-    numerator, mass = tf.cond(
-        used,
-        lambda: (sums, accumulator.mass + weight * tf.one_hot(level, tf.shape(accumulator.mass)[0])),
-        lambda: (accumulator.numerator, accumulator.mass))
+    mass = accumulator.mass + weight * tf.one_hot(level, accumulator.mass.shape[0])
+    numerator, mass = tf.cond(used, lambda: (sums, mass),
+                              lambda: (accumulator.numerator, accumulator.mass))
     one_if = lambda condition: tf.cast(condition, tf.int32)
     refused = tf.logical_not(finite)
     return Accumulator(

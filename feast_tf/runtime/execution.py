@@ -115,6 +115,7 @@ class Run:
         self._sources, self._everywhere = sources, {}
         num_lanes = len(self._lanes)
         sums = [list(zeros) for _ in range(num_lanes)]
+        del zeros  # as large as a sum; the lanes let go of it with their first client
         collected = {node: [None] * self.num_clients for node in wave.collected}
         stop = threading.Event()
 

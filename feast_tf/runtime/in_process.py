@@ -20,6 +20,7 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
+from google.protobuf import message
 
 from feast_tf.runtime import functions, leaves, values
 from feast_tf.runtime.execution import ComputationError, Run, cause
@@ -45,6 +46,16 @@ class _Compiled:
     block: tff.framework.ComputationBuildingBlock
     plan: Optional[Plan]
     load: functions.Loader
+
+
+def _without_cryptography(comp, name: str) -> tff.framework.ComputationBuildingBlock:
+    """The computation with plain sums and selects in the place of secure ones."""
+    logging.warning("%s: secure aggregation is simulated, without any cryptography", name)
+    try:
+        return tff.backends.test.replace_secure_intrinsics_with_bodies(comp).to_building_block()
+    except message.DecodeError as error:  # protobuf's limit, e.g. of distributed DP
+        raise NotImplementedError(
+            f"{name}: nested too deeply for TFF to simulate its secure sums") from error
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -134,12 +145,10 @@ class InProcessContext(tff.framework.SyncContext):
             return self._compiled[id(comp)]
 
     def _compile_new(self, comp) -> _Compiled:
-        load = functools.partial(self._load, {})
-        block = comp.to_building_block()
+        load, block = functools.partial(self._load, {}), comp.to_building_block()
         name = (getattr(block, "parameter_name", None) or "").removesuffix("_arg") or "computation"
         if any(uri.startswith("federated_secure") for uri in intrinsics(block)):
-            logging.warning("%s: secure aggregation is simulated, without any cryptography", name)
-            block = tff.backends.test.replace_secure_intrinsics_with_bodies(comp).to_building_block()
+            block = _without_cryptography(comp, name)
         block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
         plan = None
         if tff.types.contains(block.type_signature, lambda t: isinstance(t, tff.FederatedType)):

@@ -53,12 +53,12 @@ def pack(type_spec: tff.Type, tensors: Iterator[tf.Tensor]) -> Any:
 
 
 def move(value: Any, device: str) -> Any:
-    """A copy of a value on a device; strings and data sets stay on the CPU."""
+    """A value on a device, copied where it is elsewhere; strings and data sets stay on the CPU."""
     if isinstance(value, Sequence):
         return value
     if isinstance(value, tuple):
         return tuple(move(element, device) for element in value)
-    if value.dtype in (tf.string, tf.variant):
+    if value.dtype in (tf.string, tf.variant) or value.device.endswith(device):
         return value
     with tf.device(device):
         return tf.identity(value)
@@ -77,31 +77,62 @@ def children(value: Any, type_spec: tff.StructType) -> list[Any]:
     """
     names = [name for name, _ in elements(type_spec)]
     found = tff.structure.from_container(value, recursive=False)
-    if len(found) != len(names):
-        raise TypeError(f"a value of type {type_spec} needs {len(names)} elements, not "
-                        f"{len(found)}")
-    pairs = list(tff.structure.iter_elements(found))
-    by_name = {name: element for name, element in pairs if name is not None}
-    if names and all(name in by_name for name in names):
-        return [by_name[name] for name in names]
-    return [element for _, element in pairs]
+    own = tff.structure.name_list_with_nones(found)
+    if len(own) != len(names) or (None not in own and None not in names
+                                  and set(own) != set(names)):
+        raise TypeError(f"a structure needs the elements {names}, not {own}")
+    if None not in own and None not in names:
+        return [getattr(found, name) for name in names]
+    return [element for _, element in tff.structure.iter_elements(found)]
+
+
+def _in_containers(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
+    """Leaves in the containers in which tf.data has an element of this type.
+
+    The order of `leaves` is the type's. tf.data's is that of sorted names.
+    """
+    if not isinstance(type_spec, tff.StructType):
+        return next(leaves)
+    parts = [(name, _in_containers(element, leaves)) for name, element in elements(type_spec)]
+    if any(name is None for name, _ in parts) or not parts:  # tf.data makes tensors of lists
+        return tuple(part for _, part in parts)
+    return tff.types.type_to_py_container(tff.structure.Struct(parts), type_spec)
+
+
+def _out_of_containers(type_spec: tff.Type, value: Any) -> Any:
+    """The inverse: tuples in the type's order."""
+    if not isinstance(type_spec, tff.StructType):
+        return value
+    return tuple(_out_of_containers(element, child) for child, (_, element) in
+                 zip(children(value, type_spec), elements(type_spec)))
+
+
+def _element_spec(type_spec: tff.Type) -> Any:
+    if isinstance(type_spec, tff.StructType):
+        return tuple(_element_spec(element) for _, element in elements(type_spec))
+    return tf.TensorSpec(type_spec.shape, _dtype(type_spec))
 
 
 def _dataset(value: Any, type_spec: tff.SequenceType, reset: bool) -> tf.data.Dataset:
-    spec = tff.types.type_conversions.type_to_tf_structure(type_spec.element)
+    element = type_spec.element
+    refused = TypeError(f"a data set of {value.element_spec} is not a sequence of {element}")
+    arrange = lambda item: _in_containers(element, iter(flatten(_out_of_containers(element, item))))
+    try:
+        found = arrange(value.element_spec)
+    except TypeError as error:
+        raise refused from error
+    wanted = _in_containers(element, iter(flatten(_element_spec(element))))
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(wanted)):
+        if not (isinstance(one, tf.TensorSpec) and one.dtype == other.dtype
+                and other.shape.is_compatible_with(one.shape)):
+            raise refused
     if reset:
         value = _reset(value)
-    own = value.element_spec
     try:
-        tf.nest.assert_same_structure(own, spec)
+        tf.nest.assert_same_structure(value.element_spec, wanted)
     except (TypeError, ValueError):
-        if len(tf.nest.flatten(own)) != len(tf.nest.flatten(spec)):
-            raise TypeError(f"a data set of {own} is not a sequence of {type_spec.element}") from None
-        value = value.map(lambda *element: tf.nest.pack_sequence_as(
-            spec, tf.nest.flatten(element)))
-    for found, wanted in zip(tf.nest.flatten(value.element_spec), tf.nest.flatten(spec)):
-        if found.dtype != wanted.dtype or not wanted.shape.is_compatible_with(found.shape):
-            raise TypeError(f"a data set of {own} is not a sequence of {type_spec.element}")
+        whole = type(value.element_spec) is not tuple  # else `map` gives each part as an argument
+        value = value.map(lambda *parts: arrange(parts[0] if whole else parts))
     return value
 
 
@@ -153,37 +184,38 @@ def emit(value: Any, type_spec: tff.Type, materialize: bool) -> Any:
                  for child, (name, element) in zip(value, elements(type_spec))]
         return tff.types.type_to_py_container(tff.structure.Struct(named), type_spec)
     if isinstance(type_spec, tff.SequenceType):
+        element = type_spec.element
         return tf.data.experimental.from_variant(
-            value.variant, tff.types.type_conversions.type_to_tf_structure(type_spec.element))
+            value.variant, _in_containers(element, iter(flatten(_element_spec(element)))))
     return value.numpy() if materialize else value
 
 
 def sequence_of(values: list[Any], element_type: tff.Type) -> Sequence:
     """A data set of values in memory, whose shapes may differ from element to element."""
-    spec = tff.types.type_conversions.type_to_tf_structure(element_type)
+    nest = lambda leaves: _in_containers(element_type, iter(leaves))
     with tf.device(CPU):
         if not values:
             zeros = [tf.zeros([size or 0 for size in leaf.shape], leaf.dtype)
-                     for leaf in tf.nest.flatten(spec)]
-            dataset = tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(spec, zeros)).take(0)
+                     for leaf in flatten(_element_spec(element_type))]
+            dataset = tf.data.Dataset.from_tensors(nest(zeros)).take(0)
             return Sequence(tf.data.experimental.to_variant(dataset))
-        pack_leaves, datasets = functools.partial(tf.nest.pack_sequence_as, spec), []
+        datasets = []
         for _, group in itertools.groupby(map(flatten, values),
                                           lambda leaves: [leaf.shape for leaf in leaves]):
             first, *others = group
             if others:  # one data set of all: thousands of `concatenate`s take seconds
                 stacked = [tf.stack(column) for column in zip(first, *others)]
-                datasets.append(tf.data.Dataset.from_tensor_slices(pack_leaves(stacked)))
+                datasets.append(tf.data.Dataset.from_tensor_slices(nest(stacked)))
             else:
                 datasets.append(tf.data.Dataset.from_tensors(
-                    pack_leaves([tf.identity(leaf) for leaf in first])))
+                    nest(tf.identity(leaf) for leaf in first)))
         dataset = functools.reduce(tf.data.Dataset.concatenate, datasets)
         return Sequence(tf.data.experimental.to_variant(dataset))
 
 
 def sequence_items(sequence: Sequence, element_type: tff.Type) -> Iterator[Any]:
     """The values of a data set."""
-    spec = tff.types.type_conversions.type_to_tf_structure(element_type)
+    spec = _in_containers(element_type, iter(flatten(_element_spec(element_type))))
     with tf.device(CPU):
         for item in tf.data.experimental.from_variant(sequence.variant, spec):
-            yield pack(element_type, iter(tf.nest.flatten(item)))
+            yield _out_of_containers(element_type, item)

@@ -156,7 +156,7 @@ def _executor_factory(worker: Worker) -> tff.framework.ExecutorFactory:
 
 
 def use_worker(worker: Optional[Worker] = None) -> Worker:
-    """Makes an owned worker the default TFF runtime of this process.
+    """Makes an owned worker the default TFF runtime of this thread (TFF keeps one for each thread).
 
     Returns:
       The worker; `stop` it, or leave that to the end of the program.

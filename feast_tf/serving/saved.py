@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -48,8 +49,9 @@ class SavedSupernet:
 
 def save_weights(path: Union[str, os.PathLike], weights: Sequence[np.ndarray]) -> None:
     """Writes arrays to an .npz file, whole or not at all; `load_weights` keeps their order."""
-    arrays = {f"{place:04d}": np.asarray(weight) for place, weight in enumerate(weights)}
-    write_whole(path, lambda file: np.savez(file, **arrays))
+    content = io.BytesIO()  # on a full disk NumPy's archive, closed at random, complains once more
+    np.savez(content, **{f"{place:04d}": weight for place, weight in enumerate(weights)})
+    write_whole(path, lambda file: file.write(content.getbuffer()))
 
 
 def load_weights(path: Union[str, os.PathLike]) -> tuple[np.ndarray, ...]:

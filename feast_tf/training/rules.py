@@ -7,7 +7,8 @@ import tensorflow as tf
 from feast_tf.routing import ROLES, RULES, TrainingRule  # noqa: F401  (part of this package's API)
 
 
-def draw_variants(rule: TrainingRule, level: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def draw_variants(rule: TrainingRule, level: tf.Tensor,
+                  seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws the variants of one mini-batch.
 
     Args:
@@ -16,9 +17,9 @@ def draw_variants(rule: TrainingRule, level: tf.Tensor, seed: tf.Tensor) -> tupl
       seed: int32[2] stateless seed of this mini-batch.
 
     Returns:
-      (places, roles): int32[V] places in the cache and int32[V] indices into `ROLES`, 1 <= V <= 3, each
-      place once, the largest variant first wherever the rule trains it. At level 0 the largest variant
-      is the minimum; it is trained once.
+      (places, roles): int32[V] places in the cache and int32[V] indices into `ROLES`, 1 <= V <= 3,
+      each place once, the largest variant first wherever the rule trains it. At level 0 the largest
+      variant is the minimum; it is trained once.
     """
     drawn = tf.random.stateless_uniform([], seed, minval=0, maxval=level + 1, dtype=tf.int32)
     keep = tf.stack([

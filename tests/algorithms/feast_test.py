@@ -1,4 +1,4 @@
-"""FEAST as a learning process on the owned worker, against a plain re-implementation."""
+"""FEAST as a learning process, on two runtimes, against a plain re-implementation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from feast_tf import runtime
 from feast_tf.aggregation import sparse_mean
 from feast_tf.algorithms import build_feast, check_cohort, client_type
 from feast_tf.routing import Routing
-from feast_tf.runtime import use_worker
 from feast_tf.space import SupernetSpec, VariantCache
 from feast_tf.supernet import initial_weights
 from feast_tf.training import ROLES, Augmentation, LocalTraining, local, local_update
@@ -53,8 +53,8 @@ M = (
 )
 
 
-@pytest.fixture(scope="module")
-def feast():
+@pytest.fixture(scope="module", params=["in_process", "tff_worker"])
+def feast(request):
     """The process, and the list of the traces of its forward pass."""
     traces = []
 
@@ -63,12 +63,13 @@ def feast():
         return original(*args, **kwargs)
 
     original = local.forward
-    worker = use_worker()
+    context_or_worker = runtime.use(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "forward", traced_forward)
         process = build_feast(ROUTING, TRAINING, total_rounds=TOTAL_ROUNDS, seed=SEED)
         yield types.SimpleNamespace(process=process, traces=traces)
-    worker.stop()
+    if request.param == "tff_worker":
+        context_or_worker.stop()
 
 
 @pytest.fixture(scope="module")
@@ -262,9 +263,9 @@ def test_client_that_diverges_is_left_out_of_weights_and_losses(process, state):
 @pytest.mark.parametrize("level", [-1, TOP + 1])
 def test_level_outside_the_cache_stops_the_round(process, state, level):
     message = rf"client\D*77\D*has the level\D*{level}\D*but levels lie in 0..{TOP}"
-    with pytest.raises(grpc.RpcError, match=message):
+    with pytest.raises((runtime.ComputationError, grpc.RpcError), match=message):
         process.next(state, [client(1, 0, 5), client(77, level, 5)])
-    process.next(state, [client(1, 0, 5)])  # the worker goes on
+    process.next(state, [client(1, 0, 5)])  # the runtime goes on
 
 
 def test_randomness_is_of_seed_round_and_client(process, state):

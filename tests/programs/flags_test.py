@@ -74,17 +74,25 @@ def test_a_flag_file_is_read(tmp_path):
 
 
 def test_a_configuration_of_the_users_own(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from configs import digits\n"
-        "def get_config(arg):\n    config = digits.get_config(arg)\n    config.rounds = 77\n"
-        "    return config\n")
+    body = "    config = digits.get_config({})\n    config.rounds = 77\n    return config\n"
+    mine, start = tmp_path / "mine.py", "from configs import digits\n"
+    mine.write_text(start + "def get_config():\n" + body.format(""))
     assert parsed("--config=mine.py", folder=tmp_path)["rounds"] == 77
-    (tmp_path / "mine.py").write_text("def get_configuration():\n    pass\n")
+    mine.write_text(start + "def get_config(arg=None):\n" + body.format("arg"))
+    found = parsed("--config=mine.py:smoke", folder=tmp_path)
+    assert (found["rounds"], found["population"]["cohort_size"]) == (77, 4)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("def get_configuration(): pass", "mine.py has no get_config(arg=None)"),
+    ("def get_config(): return {}.seed", "mine.py: 'dict' object has no attribute 'seed'"),
+    ("def get_config(arg): return {}", "mine.py: get_config() missing 1 required positional"),
+    ("def get_config(arg:", "mine.py, line 1"),
+])
+def test_a_faulty_configuration_is_named(tmp_path, text, message):
+    (tmp_path / "mine.py").write_text(text + "\n")
     result = program("--config=mine.py", folder=tmp_path)
-    assert result.stderr == "run: mine.py has no get_config(arg)\n"
-    (tmp_path / "mine.py").write_text("def get_config(arg:\n")
-    result = program("--config=mine.py", folder=tmp_path)
-    assert "mine.py" in result.stderr and result.stderr.count("\n") == 1
+    assert message in result.stderr and result.stderr.count("\n") == 1
 
 
 MISTAKES = {
@@ -144,3 +152,61 @@ def test_tensorflows_errors_are_mendable():
     full_disk = tf.errors.ResourceExhaustedError(None, None, "disk full")
     assert isinstance(full_disk, flags._mendable())
     assert not isinstance(KeyError("x"), flags._mendable())
+
+
+GUARDED = """
+import sys
+from tff_programs import flags
+def main(argv):
+    {}
+flags.run_main(main)
+"""
+
+
+def guarded(statement, *arguments):
+    return subprocess.run([sys.executable, "-c", GUARDED.format(statement), *arguments], cwd=ROOT,
+                          env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("statement, code, message", [
+    ("raise ValueError('first\\n   second')", 1, "-c: first second\n"),
+    ("open('/missing/file')", 1, "-c: [Errno 2] No such file or directory: '/missing/file'\n"),
+    ("raise FloatingPointError('round 3: no')", 1, "-c: round 3: no\n"),
+    ("import missing_module", 1, "-c: No module named 'missing_module'\n"),
+    ("raise KeyboardInterrupt", 130,
+     "interrupted; the same command goes on from the last checkpoint\n"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", 130,
+     "interrupted; the same command goes on from the last checkpoint\n"),
+    ("sys.exit(7)", 7, ""),
+    ("pass", 0, ""),
+])
+def test_how_a_program_ends(statement, code, message):
+    result = guarded(statement)
+    assert (result.returncode, result.stderr, result.stdout) == (code, message, "")
+
+
+def test_a_fault_of_our_own_has_a_traceback():
+    result = guarded("{}['missing']")
+    assert result.returncode == 1 and "Traceback" in result.stderr
+    assert "Traceback" in guarded("raise ValueError('x')", "--verbosity=1").stderr
+
+
+def test_ctrl_c_does_not_wait_for_asyncio():
+    # Python 3.11's asyncio lets a coroutine that never awaits run on.
+    result = guarded("import asyncio, os, signal, time\n"
+                     "    async def round_of_minutes():\n"
+                     "        os.kill(os.getpid(), signal.SIGINT)\n"
+                     "        time.sleep(0.01)\n"
+                     "        print('went on')\n"
+                     "    asyncio.run(round_of_minutes())")
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr.count("\n") == 1
+
+
+def test_in_the_background_ctrl_c_is_ignored():
+    # As nohup and `&` in a script set it.
+    result = subprocess.run(
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", GUARDED.format(
+            "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('went on')")],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "went on\n")

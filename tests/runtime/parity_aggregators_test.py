@@ -115,6 +115,38 @@ def test_secure_sums_are_simulated(name, same_results, stock_context):
     same_results(run, stock_fails="Cannot embed a federated value", expected=expected)
 
 
+# --- aggregators that draw seeds from the clock: only what they must give is the same
+
+
+@pytest.mark.parametrize("factory", [_aggregators.HadamardTransformFactory,
+                                     _aggregators.DiscreteFourierTransformFactory])
+def test_rotations(factory, same_results):
+    process = factory().create(_VALUE)
+    clients = updates()[:2]
+    result = same_results(lambda: process.next(process.initialize(), clients).result,
+                          tolerance=1e-5)
+    np.testing.assert_allclose(result["bias"], clients[0]["bias"] + clients[1]["bias"], atol=1e-5)
+
+
+def test_samples_of_clients(same_results):
+    process = _aggregators.UnweightedReservoirSamplingFactory(sample_size=9).create(_WEIGHT)
+    values = [4.0, 1.0, 2.0]
+    assert same_results(lambda: sorted(
+        process.next(process.initialize(), values).result)) == sorted(values)
+    computation = tff.federated_computation(
+        lambda x: tff.aggregators.federated_sample(x, 9), tff.FederatedType(_WEIGHT, tff.CLIENTS))
+    assert same_results(lambda: sorted(computation(values))) == sorted(values)
+
+
+@pytest.mark.slow
+def test_distributed_dp_is_too_deep_for_protobuf(in_process):
+    process = tff.learning.ddp_secure_aggregator(0.0, 3).create(_VALUE)
+    with tff.framework.get_context_stack().install(in_process):
+        state = process.initialize()
+        with pytest.raises(NotImplementedError, match="nested too deeply for TFF to simulate"):
+            process.next(state, updates())
+
+
 # --- tff.analytics
 
 

@@ -286,6 +286,10 @@ def test_elements_of_data_sets_keep_their_names_and_order(same_results):
         y=np.array([1, 2], np.int32), x=(np.array([0.5, 1.5], np.float32), ["a", "b"])))
     computation = graph(lambda d: d.map(lambda e: (e["x"][1], e["y"])), tff.SequenceType(element))
     same_results(lambda: computation(data))
+    pair = tff.to_type(collections.OrderedDict(b=np.int32, a=np.int32))
+    first = graph(lambda d: d.map(lambda e: e["b"]), tff.SequenceType(pair))
+    result = same_results(lambda: first([collections.OrderedDict(b=2, a=1)] * 2))
+    assert list(result.as_numpy_iterator()) == [2, 2]
 
 
 def test_batches_whose_last_one_is_smaller(same_results):

@@ -74,23 +74,21 @@ sys.stdin.readline()
 """
 
 
-def start_program(code: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def check_worker_ends_with(program: str, ending: str, before: str = "") -> None:
-    last, code = ENDINGS[ending]
-    program = start_program(program.replace("{before}", before) + ("time.sleep(600)" if last is None else last))
+def check_worker_ends_with(code: str, ending: str, before: str = "") -> None:
+    last, exit_code = ENDINGS[ending]
+    code = code.replace("{before}", before) + ("time.sleep(600)" if last is None else last)
+    program = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
     try:
         pid, answer = map(int, program.stdout.readline().split())
         child = psutil.Process(pid)
         assert answer == 42 and child.name() == "worker_binary"
         if last is None:
             program.send_signal(signal.Signals[ending])
-        # Reads to the end of both streams: a worker that held one open would keep it from returning.
+        # Reads to the end of both streams: a worker that held one open would keep it waiting.
         _, errors = program.communicate("\n", timeout=60)
-        assert program.returncode == code, errors
+        assert program.returncode == exit_code, errors
         _, alive = psutil.wait_procs([child], timeout=SECONDS_TO_END)
         assert not alive
     finally:

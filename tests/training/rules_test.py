@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from feast_tf.training.rules import ROLES, RULES, TrainingRule, draw_variants
+from feast_tf.routing import ROLES, RULES, TrainingRule
+from feast_tf.training.rules import draw_variants
 
 LARGEST, MINIMUM, RANDOM = 0, 1, 2
 
@@ -106,15 +107,3 @@ def test_a_graph_of_the_first_kind_draws_the_same(name, level):
         with tf.compat.v1.Session() as session:
             places, roles = session.run(found)
     assert (places.tolist(), roles.tolist()) == draws(RULES[name], level, seeds=4)[3]
-
-
-@pytest.mark.parametrize("settings", [{}, {"random": True}])
-def test_a_rule_needs_an_end(settings):
-    with pytest.raises(ValueError, match="needs the largest or the minimum variant"):
-        TrainingRule(**settings)
-
-
-@pytest.mark.parametrize("settings", [{"largest": True}, {"minimum": True, "random": True}])
-def test_distillation_needs_a_teacher_and_a_student(settings):
-    with pytest.raises(ValueError, match="needs the largest variant as teacher and a student"):
-        TrainingRule(distill=True, **settings)
