@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from feast_tf.routing import Routing
+from feast_tf.seeding import stateless_seed
 from feast_tf.space import SupernetSpec, VariantCache
 from feast_tf.supernet import extract, initial_weights
 from feast_tf.training import RULES, Augmentation, LocalTraining
@@ -68,7 +69,7 @@ def drawn_variants(clients: Sequence, round_num: int, seed: int = 0) -> list[int
     fold = tf.random.experimental.stateless_fold_in
     places = []
     for client in clients:
-        stream = fold(fold(tf.constant([seed, 0]), round_num), int(client["client"]))
+        stream = fold(fold(stateless_seed(seed, "local training"), round_num), int(client["client"]))
         seeds = tf.random.experimental.stateless_split(fold(stream, 0), 2)
         drawn, _ = draw_variants(RULES["full"], tf.constant(client["level"]), seeds[0])
         places.append([int(place) for place in drawn])

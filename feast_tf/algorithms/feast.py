@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 
 from feast_tf.aggregation import apply_mean, build_sparse_sum, slices_type
 from feast_tf.routing import Routing
+from feast_tf.seeding import stateless_seed
 from feast_tf.supernet import initial_weights
 from feast_tf.training import ROLES, RULES, LocalTraining, local_update
 from feast_tf.training.local import STATISTICS
@@ -129,7 +130,7 @@ def build_feast(routing: Routing, training: LocalTraining, *, total_rounds: int,
     # --- client work
     @tf.function
     def train(slices, client, round_num):
-        stream = tf.constant([seed % 2**31, 0], tf.int32)
+        stream = tf.constant(stateless_seed(seed, "local training"))
         for part in (round_num, client["client"]):
             stream = tf.random.experimental.stateless_fold_in(stream, part)
         return local_update(layout, training, tf.constant(routing.variant_dims), slices,

@@ -102,6 +102,8 @@ def _in_containers(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
 def _out_of_containers(type_spec: tff.Type, value: Any) -> Any:
     """The inverse: tuples in the type's order."""
     if not isinstance(type_spec, tff.StructType):
+        if tf.nest.is_nested(value):
+            raise TypeError(f"a structure is no {type_spec}")
         return value
     return tuple(_out_of_containers(element, child) for child, (_, element) in
                  zip(children(value, type_spec), elements(type_spec)))
@@ -170,7 +172,7 @@ def ingest(value: Any, type_spec: tff.Type, device: str, reset_datasets: bool = 
     if not np.can_cast(tf.dtypes.as_dtype(found).as_numpy_dtype, dtype.as_numpy_dtype):
         raise TypeError(f"a value of {tf.dtypes.as_dtype(found).name} does not fit {type_spec}")
     with tf.device(CPU if dtype == tf.string else device):
-        tensor = (tf.cast(value, dtype) if isinstance(value, tf.Tensor)
+        tensor = (move(tf.cast(value, dtype), device) if isinstance(value, tf.Tensor)
                   else tf.convert_to_tensor(value, dtype))
     if not tf.TensorShape(type_spec.shape).is_compatible_with(tensor.shape):
         raise TypeError(f"a tensor of shape {tensor.shape} does not fit {type_spec}")
@@ -216,6 +218,7 @@ def sequence_of(values: list[Any], element_type: tff.Type) -> Sequence:
 def sequence_items(sequence: Sequence, element_type: tff.Type) -> Iterator[Any]:
     """The values of a data set."""
     spec = _in_containers(element_type, iter(flatten(_element_spec(element_type))))
-    with tf.device(CPU):
-        for item in tf.data.experimental.from_variant(sequence.variant, spec):
-            yield _out_of_containers(element_type, item)
+    with tf.device(CPU):  # not around the loop: the caller would run in its scope
+        iterator = iter(tf.data.experimental.from_variant(sequence.variant, spec))
+    for item in iterator:
+        yield _out_of_containers(element_type, item)

@@ -19,6 +19,7 @@ from typing import Optional, Union
 
 import tensorflow as tf
 
+from feast_tf.seeding import stateless_seed
 from feast_tf.space import Block, ConvUnit, Layout
 
 BN_EPSILON = 1e-5
@@ -154,7 +155,7 @@ def initial_weights(layout: Layout, seed: int) -> list[tf.Tensor]:
     """
     weights = []
     for place, parameter in enumerate(layout.parameters):
-        shape, stream = parameter.shape, tf.constant([seed % 2**31, place], tf.int32)
+        shape, stream = parameter.shape, stateless_seed(seed, "initial weights", place)
         if parameter.kind == "kernel":
             fan_in = shape[0] * shape[1] * shape[2]
             weights.append(tf.random.stateless_normal(shape, stream, stddev=(2 / fan_in) ** 0.5))

@@ -15,6 +15,7 @@ from feast_tf import runtime
 from feast_tf.aggregation import sparse_mean
 from feast_tf.algorithms import build_feast, check_cohort, client_type
 from feast_tf.routing import Routing
+from feast_tf.seeding import stateless_seed
 from feast_tf.space import SupernetSpec, VariantCache
 from feast_tf.supernet import initial_weights
 from feast_tf.training import ROLES, Augmentation, LocalTraining, local, local_update
@@ -125,7 +126,7 @@ def plain_round(local_work, weights, cohort, round_num):
     contributions, statistics = [], 0
     for member in cohort:
         slices = LAYOUT.cut(weights, ROUTING.envelope_dims[member["level"]])
-        stream = tf.constant([SEED % 2**31, 0], tf.int32)
+        stream = tf.constant(stateless_seed(SEED, "local training"))
         for part in (round_num, int(member["client"])):
             stream = tf.random.experimental.stateless_fold_in(stream, part)
         rate = 0.1 * (1 + np.cos(np.pi * round_num / TOTAL_ROUNDS)) / 2

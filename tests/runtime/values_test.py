@@ -69,7 +69,7 @@ def test_tensors_are_moved_only_where_they_must():
 
 
 def plain(item):
-    return (tuple(map(plain, item)) if isinstance(item, tuple) else item.numpy().tolist())
+    return (tuple(map(plain, item)) if isinstance(item, tuple) else np.asarray(item).tolist())
 
 
 def items(sequence, element_type):
