@@ -2,9 +2,10 @@
 
     python -m benchmarks.round [--rounds=7] [--runtime=in_process]
 
-The static networks are the same variants, on the same pictures, in the same process, one plain training
-step each (forward, backward, SGD), so a ratio of 1 means that elasticity, distillation, routing and
-aggregation cost nothing. Prints medians and, as the last line, JSON with `round_over_static_steps`.
+The static networks are the same variants, on the same pictures, in the same process, one plain
+training step each (forward, backward, SGD), so a ratio of 1 means that elasticity, distillation,
+routing and aggregation cost nothing. Prints medians and, as the last line, JSON with
+`round_over_static_steps`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from benchmarks import workload  # isort: skip  (first: it prepares TensorFlow's
 import json
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 from absl import app, flags
 
@@ -34,16 +36,12 @@ def phase_computations(routing):
         tff.StructType([tff.TensorType(np.float32, p.shape) for p in routing.layout.parameters]),
         np.int32)
     def cut(weights, level):
-        import tensorflow as tf
-
         return tuple(tf.ensure_shape(tf.slice(w, tf.zeros_like(e[0]), tf.constant(e)[level]),
                                      p.elastic_shape)
                      for p, w, e in zip(routing.layout.parameters, weights, routing.extents))
 
     @tff.tensorflow.computation(tff.SequenceType(slices_type(routing)))
     def arrived(slices):
-        import tensorflow as tf
-
         return tf.add_n([tf.size(s, tf.int64) for s in slices.get_single_element()])
 
     @tff.federated_computation(
@@ -101,7 +99,8 @@ def main(argv) -> None:
     print("phases: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items())
           + " (train: the rest of the round; evaluate: one point, 250 + 250 pictures)")
     print(json.dumps({"round_over_static_steps": round(ratio, 4), "runtime": _RUNTIME.value,
-                      "round_s": round(round_seconds, 4), "static_steps_s": round(static_seconds, 4),
+                      "round_s": round(round_seconds, 4),
+                      "static_steps_s": round(static_seconds, 4),
                       **{f"{name}_s": round(value, 4) for name, value in phases.items()}}))
 
 

@@ -2,12 +2,12 @@
 
     python -m benchmarks.runtime [--rounds=5] [--skip_55m]
 
-Every case runs in a process of its own; memory is the highest sum of resident memory of that process and
-its children. Cases: a tiny model; the small FEAST round of `workload` on TFF's worker, in process, in
-process on two lanes, and on two workers; one round at the paper's scale (55.68M parameters, 10 clients
-with the largest envelope) with trivial local work, so that what is left is select, aggregate and update.
-The last line is JSON with `overhead_55m_s`, `peak_rss_55m_gib`, `round_over_static_steps`,
-`round_over_stock` and `tiny_overhead_ms`.
+Every case runs in a process of its own; memory is the highest sum of resident memory of that
+process and its children. Cases: a tiny model; the small FEAST round of `workload` on TFF's worker,
+in process, in process on two lanes, and on two workers; one round at the paper's scale (55.68M
+parameters, 10 clients with the largest envelope) with trivial local work, so that what is left is
+select, aggregate and update. The last line is JSON with `overhead_55m_s`, `peak_rss_55m_gib`,
+`round_over_static_steps`, `round_over_stock` and `tiny_overhead_ms`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from feast_tf.supernet import initial_weights
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds of each case.", lower_bound=1)
 _SKIP_55M = flags.DEFINE_bool("skip_55m", False, "Leave out the paper's scale on TFF's worker.")
-_CASE = flags.DEFINE_string("case", None, "Run one case in this process (used by the program itself).")
+_CASE = flags.DEFINE_string("case", None, "One case, in this process (the program's own use).")
 
 
 @contextlib.contextmanager
@@ -43,7 +43,8 @@ def runtime_for(name: str):
     """Makes a runtime the default; "two_lanes" is in process on two logical CPU devices."""
     if name == "two_lanes":
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
         runtime.use("in_process", devices=["/device:CPU:0", "/device:CPU:1"])
         yield
     elif name == "two_workers":
@@ -109,7 +110,8 @@ def tiny_case(name: str, rounds: int) -> dict:
         tff.FederatedType(tff.TensorType(np.float32, [16, 10]), tff.SERVER),
         tff.FederatedType(tff.SequenceType(element), tff.CLIENTS))
     def one_round(weights, data):
-        return tff.federated_mean(tff.federated_map(train, (tff.federated_broadcast(weights), data)))
+        return tff.federated_mean(
+            tff.federated_map(train, (tff.federated_broadcast(weights), data)))
 
     rng = np.random.default_rng(0)
     data = [tf.data.Dataset.from_tensor_slices({

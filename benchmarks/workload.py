@@ -1,4 +1,4 @@
-"""What the benchmarks share: a small FEAST round, the static Keras steps it is held against, the machine."""
+"""What the benchmarks share: a small FEAST round, and the static Keras steps it is held against."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from feast_tf.supernet import extract, initial_weights
 from feast_tf.training import RULES, Augmentation, LocalTraining
 from feast_tf.training.rules import draw_variants
 
-ENVIRONMENT = environment
 BATCH = 64
 CLIENTS = 10
 TRAINING = LocalTraining(rule="full", augmentation=Augmentation.none())
@@ -48,7 +47,7 @@ def small_routing() -> Routing:
 
 
 def cohort(routing: Routing, pictures: int = BATCH, seed: int = 0) -> list:
-    """10 clients with `pictures` random pictures each, in one mini-batch; levels as in a Zipf population."""
+    """10 clients with `pictures` random pictures each; most of them of the lowest level."""
     rng = np.random.default_rng(seed)
     size, classes = routing.cache.spec.image_size, routing.cache.spec.classes
     levels = [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -93,7 +92,8 @@ class StaticSteps:
         def step(images, labels):
             with tf.GradientTape() as tape:
                 logits = model(images, training=True)
-                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+                loss = tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables))
             return loss

@@ -13,8 +13,8 @@ def base_config() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.dataset = "cifar100"
     config.image_size = 32
-    # Share of the training pictures kept from the clients (0: the data set's own rule); of these the
-    # server takes `server_samples` for recalibration (0: a fifth) and validation the rest.
+    # Share of the training pictures kept from the clients (0: the data set's own rule); of these
+    # the server takes `server_samples` for recalibration (0: a fifth) and validation the rest.
     config.held_out = 0.1
     config.server_samples = 0
     config.seed = 0
@@ -47,14 +47,15 @@ def base_config() -> ml_collections.ConfigDict:
 
     config.evaluation = ml_collections.ConfigDict(dict(
         every=50,
-        anchors=(25e6, 50e6, 229e6, 408e6, 596e6),  # MACs; empty: five spread over the cache
+        # In MACs; empty: five spread over the cache.
+        anchors=(25e6, 50e6, 229e6, 408e6, 596e6),
         batch_size=250, recalibrate=True))
     config.checkpoint_every = 10
     return config
 
 
 def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """The same experiment with 30 clients and a network of 0.3M parameters, for minutes on two cores."""
+    """The same experiment with 30 clients and a network of 0.3M parameters, in minutes on two cores."""
     config.space.update(stem=16, bases=(16, 32, 64, 128), depths=(0, 1, 2),
                         widths=(0.25, 0.5, 0.75, 1.0), expansions=(0.25, 0.5))
     config.cache = "small_5"
@@ -70,13 +71,14 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def finish(config: ml_collections.ConfigDict, arg: str | None) -> ml_collections.ConfigDict:
-    """Applies the part after the colon of --config: ":small", ":smoke" (two small rounds) or nothing.
+    """Applies what follows the colon of --config: ":small", ":smoke" (two small rounds) or nothing.
 
     Raises:
       ValueError: it is something else.
     """
     if arg not in (None, "", "small", "smoke"):
-        raise ValueError(f"unknown size {arg!r} after the colon of --config; there are: small, smoke")
+        raise ValueError(f"unknown size {arg!r} after the colon of --config; there are: small, "
+                         "smoke")
     if arg:
         shrink(config)
     if arg == "smoke":

@@ -2,8 +2,8 @@
 
     python -m tff_programs.run
 
-30 clients on 5 budgets, most of them small, train one network of 0.6M to 4.5M MACs. docs/results.md has
-the accuracies and times that were measured, and what the five training rules do here.
+30 clients on 5 budgets, most of them small, train one network of 0.6M to 4.5M MACs. docs/results.md
+has the accuracies and times that were measured, and what the five training rules do here.
 """
 
 from configs.base import base_config, finish
