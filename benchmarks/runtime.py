@@ -6,7 +6,7 @@ Every case runs in a process of its own; memory is the highest sum of resident m
 process and its children. Cases: a tiny model; the small FEAST round of `workload` on TFF's worker,
 in process, in process on two lanes, and on two workers; one round at the paper's scale (55.68M
 parameters, 10 clients with the largest envelope) with trivial local work, so that what is left is
-select, aggregate and update. The last line is JSON with `overhead_55m_s`, `peak_rss_55m_gib`,
+select, aggregate and update; and whole rounds at that scale. The last line is JSON with `overhead_55m_s`, `peak_rss_55m_gib`,
 `round_over_static_steps`, `round_over_stock` and `tiny_overhead_ms`.
 """
 
@@ -42,10 +42,7 @@ _CASE = flags.DEFINE_string("case", None, "One case, in this process (the progra
 def runtime_for(name: str):
     """Makes a runtime the default; "two_lanes" is in process on two logical CPU devices."""
     if name == "two_lanes":
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        runtime.use("in_process", devices=["/device:CPU:0", "/device:CPU:1"])
+        runtime.use("in_process", lanes=2)
         yield
     elif name == "two_workers":
         workers = [runtime.Worker() for _ in range(2)]
@@ -83,10 +80,9 @@ class PeakMemory:
 def small_case(name: str, rounds: int) -> dict:
     """Small FEAST rounds, next to the static Keras steps where both run in this process."""
     routing = workload.small_routing()
-    clients, result = workload.cohort(routing), {}
-    static = workload.StaticSteps(routing)
-    process = build_feast(routing, workload.TRAINING, total_rounds=1000)
     with PeakMemory() as memory, runtime_for(name):
+        clients, static = workload.cohort(routing), workload.StaticSteps(routing)
+        process = build_feast(routing, workload.TRAINING, total_rounds=1000)
         state, times, ratios = process.initialize(), [], []
         for number in range(rounds + 2):
             steps = static.seconds(clients, workload.drawn_variants(clients, number))
@@ -185,7 +181,21 @@ def paper_case(name: str, rounds: int) -> dict:
     return {"first_s": times[0], "round_s": workload.median(times[1:]), "peak_gib": memory.gib}
 
 
-CASES = {"tiny": tiny_case, "small": small_case, "paper": paper_case}
+def training_case(name: str, rounds: int) -> dict:
+    """Whole FEAST rounds at the paper's scale: 56 variants, 10 clients with 8 pictures each."""
+    routing = Routing(shipped_cache("paper_56", paper_spec()))
+    clients = workload.cohort(routing, pictures=8)
+    with PeakMemory() as memory, runtime_for(name):
+        process = build_feast(routing, workload.TRAINING, total_rounds=1000)
+        state, times = process.initialize(), []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            state = process.next(state, clients).state
+            times.append(time.perf_counter() - start)
+    return {"first_s": times[0], "round_s": workload.median(times), "peak_gib": memory.gib}
+
+
+CASES = {"tiny": tiny_case, "small": small_case, "paper": paper_case, "training": training_case}
 
 
 def measure(kind: str, name: str) -> dict:
@@ -212,7 +222,8 @@ def main(argv) -> None:
     for kind, names in (("tiny", ("in_process", "tff_worker")),
                         ("small", ("in_process", "two_lanes", "tff_worker", "two_workers")),
                         ("paper", ("in_process",) if _SKIP_55M.value
-                         else ("in_process", "tff_worker"))):
+                         else ("in_process", "tff_worker")),
+                        ("training", ("in_process",))):
         for name in names:
             results[kind, name] = measure(kind, name)
     print(json.dumps({

@@ -25,7 +25,8 @@ def main(argv) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     from feast_tf import runtime
 
-    worker = runtime.Worker(port=_PORT.value)
+    # As the default runtime: that drops TFF's own one, which complains when Python ends.
+    worker = runtime.use("tff_worker", worker=runtime.Worker(port=_PORT.value))
     print(f"TFF worker ready on port {worker.port}; it has no authentication, keep it private",
           flush=True)
     code = worker.process.wait()

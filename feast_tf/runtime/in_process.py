@@ -213,8 +213,37 @@ class InProcessAsyncContext(tff.framework.AsyncContext):
         return await asyncio.to_thread(self._context.invoke, comp, arg)
 
 
-def use_in_process(**options) -> InProcessContext:
-    """Makes the in-process runtime the default of this process; options as for `InProcessContext`."""
+def cpu_lanes(count: int) -> list[str]:
+    """Divides the CPU into `count` logical devices, so that as many clients run at the same time.
+
+    Returns:
+      Their names, for `InProcessContext(devices=...)`.
+
+    Raises:
+      RuntimeError: TensorFlow has started with fewer logical devices, which can't be changed then.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)])
+    except RuntimeError:
+        found = len(tf.config.list_logical_devices("CPU"))
+        if found < count:
+            raise RuntimeError(f"{count} lanes need as many logical CPU devices, but TensorFlow has "
+                               f"started with {found}; choose the runtime first") from None
+    return [f"/device:CPU:{lane}" for lane in range(count)]
+
+
+def use_in_process(*, lanes: Optional[int] = None, **options) -> InProcessContext:
+    """Makes the in-process runtime the default of this thread's TFF.
+
+    Args:
+      lanes: clients that run at the same time on the CPU, each with the memory of one client; only
+        where `devices` is not given and there is no GPU.
+      **options: as for `InProcessContext`.
+    """
+    if lanes and "devices" not in options and not tf.config.list_physical_devices("GPU"):
+        options["devices"] = cpu_lanes(lanes)
     for device in tf.config.list_physical_devices("GPU"):
         try:
             tf.config.experimental.set_memory_growth(device, True)

@@ -17,16 +17,18 @@ import grpc
 import tensorflow_federated as tff
 from absl import logging
 
-MAX_MESSAGE_BYTES = 2**31 - 1
-_CONNECT_SECONDS = 5.0
+_MAX_MESSAGE_BYTES = 2**31 - 1
+# A machine that vanishes is noticed within the sum of these.
 _WATCH_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 20.0
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str, *options: tuple[str, int]) -> grpc.Channel:
     """A gRPC channel to host:port that takes messages of any size that gRPC can send."""
-    return grpc.insecure_channel(address, options=[
-        (f"grpc.max_{kind}message_length", MAX_MESSAGE_BYTES)
-        for kind in ("receive_", "send_", "")])
+    return grpc.insecure_channel(address, options=[*options, *(
+        (f"grpc.max_{kind}message_length", _MAX_MESSAGE_BYTES)
+        for kind in ("receive_", "send_", ""))])
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -42,13 +44,20 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def check_reachable(address: str) -> None:
-    """Raises ConnectionError, naming the worker, where nothing accepts connections at `address`."""
+    """Raises ConnectionError, naming the worker, where no worker answers at `address`."""
+    channel = open_channel(address, ("grpc.use_local_subchannel_pool", 1))  # a connection of its own
     try:
+        # First the plain connection: it fails at once, with a reason. gRPC only goes on trying. But
+        # there are networks that accept connections in the name of a machine that is gone.
         socket.create_connection(parse_address(address), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
+        grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
+    except (OSError, grpc.FutureTimeoutError) as error:
+        what = getattr(error, "strerror", None) or str(error) or "not a worker, or far too slow"
         raise ConnectionError(
-            f"TFF worker {address} does not answer ({error.strerror or error}); start it with "
+            f"TFF worker {address} does not answer ({what}); start it with "
             "python -m tff_programs.worker, or go on without it (--workers)") from error
+    finally:
+        channel.close()
 
 
 class _NamedErrors(grpc.UnaryUnaryClientInterceptor):

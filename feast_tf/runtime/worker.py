@@ -11,7 +11,6 @@ authentication, and runs any graph that it is sent. Use it on hosts whose networ
 from __future__ import annotations
 
 import atexit
-import collections
 import os
 import pathlib
 import socket
@@ -23,13 +22,13 @@ import time
 from concurrent import futures
 from typing import Optional
 
-import grpc
 import tensorflow_federated as tff
 from absl import logging
 
+from feast_tf.runtime import remote
+
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
-_MAX_MESSAGE_BYTES = 2**31 - 1
 _NEEDS = "the worker needs Linux on x86-64 with glibc 2.31 or newer"
 
 # Becomes the worker once the kernel is to kill it when its parent dies. A program of its own: code
@@ -48,42 +47,60 @@ def worker_path() -> pathlib.Path:
     return pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
 
 
+def _check_free(port: int) -> None:
+    """Two workers can share a port, and would get the calls of one program in turn."""
+    with socket.socket() as probe:
+        # What ended a minute ago may still hold the port, but nobody who listens.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise OSError(f"port {port} can't be used: {error.strerror}") from error
+
+
 class Worker:
     """A running worker process.
 
     Attributes:
-      port: where it listens; this process talks to it through 127.0.0.1.
+      port: where it listens.
+      address: host:port, as this process reaches it.
       process: its `subprocess.Popen`.
       channel: the gRPC channel to it.
     """
 
-    def __init__(self, binary: Optional[os.PathLike] = None, start_seconds: float = START_SECONDS):
+    def __init__(self, binary: Optional[os.PathLike] = None, start_seconds: float = START_SECONDS,
+                 port: int = 0):
         """Starts a worker and waits until it answers.
 
         Args:
           binary: the program, by default TFF's.
           start_seconds: how long it may take to answer.
+          port: where it is to listen, by default one that is free.
 
         Raises:
+          OSError: the port is in use, or not for this user.
           RuntimeError: it can't be started, ends, or does not answer in time; the message names the
             binary, what happened and what the platform must be.
         """
         binary = pathlib.Path(binary or worker_path())
+        if port:
+            _check_free(port)
         self._owner, self._stopped = os.getpid(), threading.Event()
         self._log = tempfile.TemporaryFile()
         with socket.socket() as claim:
             # The port stays ours until the worker, which sets the same option, has it: several
             # programs that start at once must not share one.
             claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            claim.bind(("127.0.0.1", 0))
+            claim.bind(("127.0.0.1", port))
             self.port = claim.getsockname()[1]
             self.process = self._start(binary)
             atexit.register(self.stop)
             self._wait(binary, start_seconds)
-        self.channel = grpc.insecure_channel(
-            f"127.0.0.1:{self.port}",
-            options=[(f"grpc.max_{kind}message_length", _MAX_MESSAGE_BYTES)
-                     for kind in ("receive_", "send_", "")])
+        self.channel = remote.open_channel(self.address)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     def _start(self, binary: pathlib.Path) -> subprocess.Popen:
         command = [sys.executable, "-ISc", _LAUNCHER, str(self._owner), str(binary),
@@ -142,19 +159,6 @@ class Worker:
         self._log.close()
 
 
-def _executor_factory(worker: Worker) -> tff.framework.ExecutorFactory:
-    stub = tff.framework.RemoteExecutorGrpcStub(worker.channel)
-
-    def stack(cardinalities):
-        cardinalities = collections.defaultdict(int, cardinalities)
-        cardinalities.setdefault(tff.CLIENTS, 0)
-        executor = tff.framework.RemoteExecutor(stub)
-        executor.set_cardinalities(cardinalities)
-        return executor
-
-    return tff.framework.ResourceManagingExecutorFactory(executor_stack_fn=stack)
-
-
 def use_worker(worker: Optional[Worker] = None) -> Worker:
     """Makes an owned worker the default TFF runtime of this thread (TFF keeps one for each thread).
 
@@ -162,12 +166,8 @@ def use_worker(worker: Optional[Worker] = None) -> Worker:
       The worker; `stop` it, or leave that to the end of the program.
     """
     worker = worker or Worker()
-    context = tff.framework.SyncExecutionContext(
-        _executor_factory(worker),
-        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
-        transform_args=tff.tensorflow.transform_args,
-        transform_result=tff.tensorflow.transform_result)
-    tff.framework.set_default_context(context)
+    tff.framework.set_default_context(tff.framework.SyncExecutionContext(
+        remote.executor_factory(worker.address, worker.channel), **remote.CONTEXT_OPTIONS))
     logging.info("TFF runtime: worker process %d on port %d, CPU only", worker.process.pid,
                  worker.port)
     return worker

@@ -66,7 +66,7 @@ def stock_context(worker):
     """stock_context(kind, **options): TFF's own runtime as a synchronous or asynchronous context."""
     from feast_tf.runtime import remote
 
-    factory = remote.executor_factory(f"127.0.0.1:{worker.port}", worker.channel)
+    factory = remote.executor_factory(worker.address, worker.channel)
     return lambda kind, **options: kind(factory, **{**remote.CONTEXT_OPTIONS, **options})
 
 
@@ -109,3 +109,33 @@ def same_results(stock_context):
         return expected
 
     return check
+
+
+@pytest.fixture(scope="session")
+def linear_fed_avg():
+    """linear_fed_avg(clients): a FedAvg process on a linear model, and the clients' data."""
+    import tensorflow_federated as tff
+
+    @tf.function
+    def predict(weights, x, training):
+        return x @ weights[0][0]
+
+    @tf.function
+    def squared_error(output, label, sample_weight=None):
+        return tf.reduce_mean(tf.square(output - label))
+
+    process = tff.learning.algorithms.build_weighted_fed_avg(
+        tff.learning.models.FunctionalModel(
+            initial_weights=((np.array([[0.5], [0.25]], np.float32),), ()),
+            predict_on_batch_fn=predict, loss_fn=squared_error,
+            input_spec=(tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))),
+        tff.learning.optimizers.build_sgdm(0.1))
+
+    def make(clients: int):
+        rng = np.random.default_rng(0)
+        return process, [tf.data.Dataset.from_tensor_slices((
+            rng.normal(size=(size, 2)).astype(np.float32),
+            rng.normal(size=(size, 1)).astype(np.float32))).batch(2)
+            for size in range(2, 2 + clients)]
+
+    return make

@@ -6,6 +6,10 @@ import asyncio
 import collections
 import csv
 import dataclasses
+import json
+from pathlib import Path
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -330,3 +334,68 @@ def test_a_rounds_row():
     row = round_metrics(metrics, 1.5)
     assert row == {"distributor": {"bytes_down": 3}, "seconds": 1.5}
     assert "finalizer" in metrics  # the process' own metrics are left alone
+
+
+# --- memory
+
+SIXTY_ROUNDS = """
+import asyncio, dataclasses, gc, json, pathlib, sys
+import numpy as np, psutil
+from absl import logging
+from configs import digits
+from feast_tf import runtime, simulation
+from feast_tf.algorithms import build_feast
+from feast_tf.simulation import outputs
+from feast_tf.training import local
+
+class ChangingCohorts(simulation.Experiment):
+    def cohort_ids(self, round_num):
+        return np.sort(np.random.default_rng(round_num).choice(8, 2 + round_num % 7, replace=False))
+
+class Watch:
+    async def release(self, row, key):
+        gc.collect()
+        clients = int(row["aggregator"]["clients_with_data"])
+        found.append([clients, len(traces), psutil.Process().memory_info().rss])
+
+def traced_forward(*args, **options):
+    traces.append(1)
+    return forward(*args, **options)
+
+found, traces, forward, local.forward = [], [], local.forward, traced_forward
+folder, settings = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+config = digits.get_config("smoke")
+for section in ("space", "population", "evaluation"):
+    config[section].update({k: tuple(v) if isinstance(v, list) else v
+                            for k, v in settings.pop(section).items()})
+config.update(settings)
+experiment = simulation.build_experiment(config)
+experiment = ChangingCohorts(**{field.name: getattr(experiment, field.name)
+                                for field in dataclasses.fields(experiment)})
+runtime.use("in_process")
+process = build_feast(experiment.routing, experiment.training, total_rounds=60)
+evaluator = simulation.make_evaluator(experiment)
+asyncio.run(simulation.train(
+    experiment, process, evaluator, simulation.Checkpoints(folder / "checkpoints"),
+    [outputs.metrics_manager(folder / "metrics.csv"), Watch()]))
+runner = evaluator._runner
+print(json.dumps([found, runner._record.experimental_get_tracing_count(),
+                  runner._predict.experimental_get_tracing_count()]))
+"""
+
+
+@pytest.mark.slow
+def test_sixty_rounds_of_changing_cohorts_neither_grow_nor_retrace(make_config, tmp_path):
+    config = make_config(rounds=60, checkpoint_every=10).to_dict()
+    config["evaluation"]["every"] = 10
+    settings = {key: config[key] for key in ("rounds", "checkpoint_every", "cache", "image_size",
+                                             "space", "population", "evaluation")}
+    result = subprocess.run(
+        [sys.executable, "-c", SIXTY_ROUNDS, str(tmp_path), json.dumps(settings)],
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    found, record_traces, predict_traces = json.loads(result.stdout)
+    clients, traces, sizes = zip(*found)
+    assert set(clients) == set(range(2, 9)) and len(clients) == 60
+    assert set(traces) == {1} and record_traces == predict_traces == 1
+    assert max(sizes[20:]) < 1.05 * sizes[19]
