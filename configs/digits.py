@@ -15,6 +15,7 @@ def get_config(arg=None):
     config.image_size = 16
     config.held_out = 0.2
     config.server_samples = 160
-    config.augmentation.update(crop_padding=0, flip=False, randaugment_layers=0, mixup_alpha=0.0,
-                               cutmix_alpha=0.0)
-    return finish(config, arg or "small")
+    config.augmentation.update(crop_padding=0, flip=False)
+    config = finish(config, arg or "small")
+    config.training.learning_rate = 0.1
+    return config
