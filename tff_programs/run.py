@@ -4,15 +4,13 @@
     python -m tff_programs.run --dataset=tinyimagenet --data_dir=/data
     python -m tff_programs.run --config=configs/cifar100.py --config.training.rule=min_max
 
-Results go to --output_dir (default runs/<configuration>). The same command resumes an interrupted run.
+Results go to --output_dir (default runs/<data set>). The same command resumes an interrupted run.
 Training and evaluation run in this process, on GPUs where there are any (--runtime).
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 
 from tff_programs import environment  # isort: skip  (first: it prepares TensorFlow's import)
 from absl import flags, logging
@@ -20,17 +18,18 @@ from absl import flags, logging
 from tff_programs import flags as program_flags
 
 flags.adopt_module_key_flags(program_flags)  # --help shows them too
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder of the run (default runs/<data set>).")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None,
+                                  "Folder of the run (default runs/<data set>).")
 _DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder or archive with the data set; it is downloaded where this is not given.")
+    "data_dir", None, "Folder or archive with the data set; downloaded where this is not given.")
 _ROUNDS = flags.DEFINE_integer("rounds", None, "Rounds to train, instead of the configuration's.",
                                lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", None, "Seed of everything, instead of the configuration's.",
                              lower_bound=0)
 _RUNTIME = flags.DEFINE_enum(
     "runtime", "in_process", ("in_process", "tff_worker", "tff_workers"),
-    "Where client work runs: in this process, on GPUs where there are any; in TFF's own worker, on the "
-    "CPU; or in several of these (--workers).")
+    "Where client work runs: in this process, on GPUs where there are any; in TFF's own worker, on "
+    "the CPU; or in several of these (--workers).")
 _WORKERS = flags.DEFINE_list("workers", [], "host:port of each worker, for --runtime=tff_workers.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what would be run.")
 
@@ -38,7 +37,6 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what would be run.")
 def main(argv) -> None:
     del argv
     program_flags.log_own_lines()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worker is ended too
     config = program_flags.CONFIG.value
     with config.unlocked():
         config.dataset = program_flags.DATASET.value or config.dataset

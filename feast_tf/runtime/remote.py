@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +19,8 @@ from absl import logging
 _MAX_MESSAGE_BYTES = 2**31 - 1
 # A machine that vanishes is noticed within the sum of these.
 _WATCH_SECONDS = 10.0
-_CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 20.0
+_DISPOSE_OF_NOTHING = "/tensorflow_federated.v0.ExecutorGroup/Dispose"
 
 
 def open_channel(address: str, *options: tuple[str, int]) -> grpc.Channel:
@@ -45,14 +44,13 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def check_reachable(address: str) -> None:
     """Raises ConnectionError, naming the worker, where no worker answers at `address`."""
+    parse_address(address)
     channel = open_channel(address, ("grpc.use_local_subchannel_pool", 1))  # a connection of its own
     try:
-        # First the plain connection: it fails at once, with a reason. gRPC only goes on trying. But
-        # there are networks that accept connections in the name of a machine that is gone.
-        socket.create_connection(parse_address(address), timeout=_CONNECT_SECONDS).close()
-        grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
-    except (OSError, grpc.FutureTimeoutError) as error:
-        what = getattr(error, "strerror", None) or str(error) or "not a worker, or far too slow"
+        # A call, since there are networks that accept connections for machines that are gone.
+        channel.unary_unary(_DISPOSE_OF_NOTHING)(b"", timeout=_ANSWER_SECONDS)
+    except grpc.RpcError as error:
+        what = error.details().rpartition("connect: ")[2]
         raise ConnectionError(
             f"TFF worker {address} does not answer ({what}); start it with "
             "python -m tff_programs.worker, or go on without it (--workers)") from error

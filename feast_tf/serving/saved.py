@@ -83,8 +83,8 @@ def load_supernet(folder: Union[str, os.PathLike]) -> SavedSupernet:
     """Reads what `save_supernet` wrote.
 
     Raises:
-      ValueError: a file is missing or damaged, or the files do not fit each other; the message names
-        the file.
+      ValueError: a file is missing or damaged, or the files do not fit each other; the message
+        names the file.
     """
     folder = pathlib.Path(folder)
     for name in ("spec.json", "cache.csv", "weights.npz"):
@@ -97,8 +97,9 @@ def load_supernet(folder: Union[str, os.PathLike]) -> SavedSupernet:
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{folder / 'spec.json'} is damaged ({error})") from error
     if len(classes) != spec.classes or len(mean) != 3 or len(std) != 3:
-        raise ValueError(f"{folder / 'spec.json'} must name {spec.classes} classes and three channels' "
-                         f"mean and std, but has {len(classes)}, {len(mean)} and {len(std)}")
+        raise ValueError(f"{folder / 'spec.json'} must name {spec.classes} classes and three "
+                         f"channels' mean and std, but has {len(classes)}, {len(mean)} and "
+                         f"{len(std)}")
     weights = load_weights(folder / "weights.npz")
     shapes = [parameter.shape for parameter in layout_of(spec).parameters]
     if [weight.shape for weight in weights] != shapes:

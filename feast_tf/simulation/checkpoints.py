@@ -22,7 +22,8 @@ class ProgramState(NamedTuple):
     Attributes:
       process: state of the learning process.
       round_num: rounds done.
-      best_round, best_score: the best validation so far (-1: none yet) and its mean anchor accuracy.
+      best_round, best_score: the best validation so far (-1: none yet), and the mean accuracy of the
+        anchors there.
       bytes_down, bytes_up: sent in all rounds so far.
       seconds: spent in all rounds so far.
     """
@@ -53,8 +54,8 @@ class Checkpoints:
     async def load_latest(self, structure: ProgramState) -> Optional[ProgramState]:
         """The newest state that can be read, or None.
 
-        A state that can't be read (a disk that was full, a damaged file) is set aside, with a warning,
-        so that its round can be saved again.
+        A state that can't be read (a disk that was full, a damaged file) is set aside, with a
+        warning, so that its round can be saved again.
         """
         for version in sorted(await self._manager.get_versions() or [], reverse=True):
             try:
@@ -86,7 +87,7 @@ class Checkpoints:
         return self._folder / f"best_{round_num}.npz"
 
     def save_best(self, round_num: int, weights: Sequence[np.ndarray]) -> None:
-        """Keeps the weights after `round_num` rounds; call it before `save` of a state that names them."""
+        """Keeps the weights after `round_num` rounds, before `save` of a state that names them."""
         save_weights(self._best_path(round_num), weights)
 
     def load_best(self, round_num: int) -> tuple[np.ndarray, ...]:

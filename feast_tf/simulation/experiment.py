@@ -1,4 +1,4 @@
-"""One experiment, built from its configuration: data, space, population, routing, local training."""
+"""One experiment, built from its configuration: data, space, clients, routing, local training."""
 
 from __future__ import annotations
 

@@ -42,6 +42,11 @@ class BudgetGroup:
     point: OperatingPoint
     clients: int
 
+    def budget_text(self) -> str:
+        """The budgets in millions of MACs, for people."""
+        low, high = (f"{budget / 1e6:.4g}" for budget in (self.lowest, self.highest))
+        return low if low == high else f"{low} - {high}"
+
 
 def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
@@ -51,7 +56,7 @@ def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, A
 
 
 def _read_json(path: pathlib.Path) -> Optional[dict]:
-    """The object in a file, None where there is no file; ValueError, naming it, for anything else."""
+    """The object in a file, None where there is no file; ValueError, naming it, for all else."""
     if not path.exists():
         return None
     try:
@@ -155,7 +160,7 @@ def write_operating_points(folder: pathlib.Path, points: Sequence[OperatingPoint
 
 def write_clients(folder: pathlib.Path, experiment: Experiment,
                   points: Sequence[OperatingPoint]) -> None:
-    """clients.csv: budget, n_i, served variant, accuracy, payload; `points` are of the whole cache."""
+    """clients.csv: budget, n_i, served variant, accuracy, payload; `points`: of the whole cache."""
     rows = []
     for client, level in zip(experiment.clients, experiment.levels):
         point = points[level]
@@ -189,7 +194,7 @@ def write_summary(folder: pathlib.Path, summary: dict) -> None:
 
 
 def budget_groups(experiment: Experiment, points: Sequence[OperatingPoint]) -> list[BudgetGroup]:
-    """The clients by the variant that serves them; `points` are of the whole cache, in its order."""
+    """The clients by the variant that serves them; `points`: of the whole cache, in its order."""
     budgets = np.array([client.budget for client in experiment.clients])
     groups = []
     for level in np.unique(experiment.levels):
@@ -203,10 +208,8 @@ def format_table(groups: Sequence[BudgetGroup], population: float) -> str:
     lines = [f"{'budget (M MACs)':>18}  {'served (M MACs)':>15}  {'params':>11}  {'clients':>7}  "
              f"{'test accuracy':>13}  variant"]
     for group in groups:
-        low, high = group.lowest / 1e6, group.highest / 1e6
-        budget = f"{low:.4g}" if low == high else f"{low:.4g} - {high:.4g}"
         point = group.point
-        lines.append(f"{budget:>18}  {point.macs / 1e6:>15.4g}  {point.params:>11,}  "
+        lines.append(f"{group.budget_text():>18}  {point.macs / 1e6:>15.4g}  {point.params:>11,}  "
                      f"{group.clients:>7}  {point.accuracy:>13.4f}  {point.variant}")
     lines.append(f"population-averaged test accuracy under largest-affordable serving: "
                  f"{population:.4f}")

@@ -81,8 +81,8 @@ def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], 
       ValueError: a setting, the folder or the data does not fit; one line that names it.
     """
     if bool(workers) != (runtime_name == "tff_workers"):
-        raise ValueError("addresses of workers (--workers) go with the runtime tff_workers, and only "
-                         f"with it, but the runtime is {runtime_name}")
+        raise ValueError("addresses of workers (--workers) go with the runtime tff_workers, and "
+                         f"only with it, but the runtime is {runtime_name}")
     folder = pathlib.Path(output_dir)
     if not dry_run:
         outputs.check_folder(folder, config)

@@ -49,7 +49,8 @@ def evaluate_anchors(experiment: Experiment, evaluator: Evaluator,
                      weights: Sequence[np.ndarray]) -> tuple[float, collections.OrderedDict]:
     """(mean accuracy, accuracy of each anchor by its MACs) on the validation split.
 
-    Where the MACs of several anchors read alike, all but the first also have their place in the cache.
+    Where the MACs of several anchors read alike, all but the first also have their place in the
+    cache.
     """
     levels = anchor_levels(experiment.routing.cache.macs, experiment.config.evaluation.anchors)
     validation = experiment.dataset.validation
@@ -76,8 +77,8 @@ async def train(experiment: Experiment, process: tff.learning.templates.Learning
       release_managers: get a structure of metrics for every round, keyed by the round (from 1).
 
     Returns:
-      The state after the last round. With equal seeds a run that was interrupted and resumed returns
-      the weights of an unbroken one.
+      The state after the last round. With equal seeds a run that was interrupted and resumed
+      returns the weights of an unbroken one.
 
     Raises:
       FloatingPointError: the updates of all clients with data of a round were not finite.
@@ -126,8 +127,8 @@ def run_round(experiment: Experiment, process: tff.learning.templates.LearningPr
     counts = output.metrics["aggregator"]
     refused = int(counts["clients_refused"])
     if refused:
-        logging.warning("round %d: the updates of %d of %d clients were not finite and are left out",
-                        state.round_num + 1, refused, len(cohort))
+        logging.warning("round %d: the updates of %d of %d clients were not finite and are left "
+                        "out", state.round_num + 1, refused, len(cohort))
         if not int(counts["clients_with_data"]):
             raise FloatingPointError(
                 f"round {state.round_num + 1}: no client's update was finite; lower "
@@ -141,8 +142,9 @@ def run_round(experiment: Experiment, process: tff.learning.templates.LearningPr
 
 def report_round(bar: tqdm.tqdm, terminal: bool, round_num: int, rounds: int, row: dict) -> None:
     """Shows a round's losses on the bar, or in a log line about every twentieth of the run."""
-    losses = {name.partition("_")[2]: float(value)
-              for name, value in row["client_work"]["train"].items() if name.startswith("loss_")}
+    losses = {name.partition("_")[2]: float(value)  # 0: no mini-batch trained the role
+              for name, value in row["client_work"]["train"].items()
+              if name.startswith("loss_") and value}
     if terminal:
         bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()})
     elif round_num == 1 or round_num % max(1, rounds // 20) == 0:

@@ -98,7 +98,8 @@ def test_a_faulty_configuration_is_named(tmp_path, text, message):
 MISTAKES = {
     "an unknown flag": (["--nope=1"], "Unknown command line flag 'nope'"),
     "a flag misspelt": (["--round=3"], "'round'. Did you mean: rounds ?"),
-    "an unknown key": (["--config.nope=1"], "unknown configuration key --config.nope; did you mean "),
+    "an unknown key": (["--config.nope=1"],
+                       "unknown configuration key --config.nope; did you mean "),
     "a key misspelt": (["--config.training.lerning_rate=1"],
                        "--config.training.lerning_rate; did you mean "
                        "--config.training.learning_rate"),
@@ -210,3 +211,21 @@ def test_in_the_background_ctrl_c_is_ignored():
             "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('went on')")],
         cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout) == (0, "went on\n")
+
+
+@pytest.mark.parametrize("name, code", [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("place", [
+    "gc.callbacks.append(lambda *_: here()); gc.collect()",
+    "class Final:\n        def __del__(self): here()\n    Final()",
+    "import weakref\n    def remove(_): here()\n    class Held: pass\n    held = Held()\n"
+    "    kept = weakref.ref(held, remove)\n    del held",
+])
+def test_a_signal_is_not_lost_where_python_drops_exceptions(place, name, code):
+    result = guarded(
+        "import gc, os, signal, time\n"
+        f"    def here(sent=[]): sent or (sent.append(1), os.kill(os.getpid(), signal.{name}))\n"
+        f"    {place}\n"
+        "    for _ in range(50): time.sleep(0.1)\n"
+        "    print('went on')")
+    assert (result.returncode, result.stdout) == (code, "")
+    assert "Exception ignored" not in result.stderr

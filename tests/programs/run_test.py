@@ -142,6 +142,7 @@ def test_two_rounds_from_end_to_end(done):
         assert said in log
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so(done, flags):
     folder, _ = done
     before = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*")}
@@ -176,6 +177,7 @@ def test_a_mistake_is_one_line(done, flags, mistake):
     assert sorted(map(str, folder.rglob("*"))) == before
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing(flags, tmp_path):
     code, printed, errors = program(tmp_path, *flags, "--dry_run")
     assert (code, errors, len(printed.splitlines())) == (0, [], 3)

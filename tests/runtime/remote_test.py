@@ -252,7 +252,7 @@ def test_an_address_where_something_else_listens(monkeypatch):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(ConnectionError, match=f"TFF worker {address} does not answer .not a wor"):
+        with pytest.raises(ConnectionError, match=f"TFF worker {address} does not answer .Deadline"):
             runtime.use("tff_workers", addresses=[address])
 
 

@@ -66,6 +66,10 @@ import importlib.util, os, runpy, sys, time, types
 federated = types.ModuleType("tensorflow_federated")
 federated.__file__ = importlib.util.find_spec("tensorflow_federated").origin
 sys.modules["tensorflow_federated"] = federated
+runtime = types.ModuleType("feast_tf.runtime")
+channel = types.SimpleNamespace(close=lambda: None)
+runtime.remote = types.SimpleNamespace(open_channel=lambda address: channel)
+sys.modules["feast_tf.runtime"] = runtime
 Worker = runpy.run_path("feast_tf/runtime/worker.py")["Worker"]
 {before}
 worker = Worker()

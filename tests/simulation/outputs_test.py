@@ -125,8 +125,8 @@ def test_one_run_at_a_time(tmp_path):
     with outputs.claimed(tmp_path / "a", CONFIG):
         with outputs.claimed(tmp_path / "b", CONFIG):  # another folder is free
             pass
-        with pytest.raises(ValueError, match="another run is at work in .*a; wait for it, or choose "
-                                             "another --output_dir"):
+        with pytest.raises(ValueError, match="another run is at work in .*a; wait for it, or "
+                                             "choose another --output_dir"):
             with outputs.claimed(tmp_path / "a", CONFIG):
                 pass
     with pytest.raises(KeyError):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from feast_tf.serving import load_supernet
+from feast_tf.serving import OperatingPoint, load_supernet
 from feast_tf.simulation import outputs, report, run, runner
 from feast_tf.simulation.runner import describe
 
@@ -34,7 +34,7 @@ def contents(folder):
 
 
 def text_of(function, *args, **options):
-    """What a call returns and prints, to a stream without a file descriptor as notebooks have it."""
+    """What a call returns and prints, to a stream without a file descriptor, as in notebooks."""
     with contextlib.redirect_stdout(io.StringIO()) as stream:
         return function(*args, **options), stream.getvalue()
 
@@ -173,17 +173,18 @@ def test_addresses_go_with_the_runtime_of_several_workers(settings, tmp_path, op
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("failing", ["save_supernet", "outputs.write_clients",
-                                     "report.write_report", "outputs.write_summary"])
-def test_a_run_whose_results_cannot_be_written_is_not_finished(copy, settings, monkeypatch,
-                                                               failing):
+@pytest.mark.parametrize("module, name", [(runner, "save_supernet"), (report, "write_report")])
+def test_a_run_whose_results_cannot_be_written_is_not_finished(copy, settings, tiny, monkeypatch,
+                                                               module, name):
     (copy / "summary.json").unlink()
+    points = [OperatingPoint(variant, int(macs), 1, 0.5, "test") for variant, macs in zip(
+        tiny.experiment.routing.cache.variants, tiny.experiment.routing.cache.macs)]
 
     def full_disk(*_, **__):
         raise OSError("No space left on device")
 
-    module, _, name = failing.rpartition(".")
-    monkeypatch.setattr({"": runner, "outputs": outputs, "report": report}[module], name, full_disk)
+    monkeypatch.setattr(runner, "measure", lambda *_: (points, []))
+    monkeypatch.setattr(module, name, full_disk)
     with pytest.raises(OSError, match="No space left"):
         text_of(run, settings, copy)
     assert outputs.read_summary(copy) is None
