@@ -31,6 +31,9 @@ _RUNTIME = flags.DEFINE_enum(
     "Where client work runs: in this process, on GPUs where there are any; in TFF's own worker, on "
     "the CPU; or in several of these (--workers).")
 _WORKERS = flags.DEFINE_list("workers", [], "host:port of each worker, for --runtime=tff_workers.")
+_LANES = flags.DEFINE_integer(
+    "lanes", None, "Clients that run at the same time on the CPU, for --runtime=in_process; 2 are "
+    "faster on two cores, and sum in another order.", lower_bound=1)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what would be run.")
 
 
@@ -48,7 +51,7 @@ def main(argv) -> None:
                  "off" if os.environ["TF_ENABLE_ONEDNN_OPTS"] == "0" else "on")
     simulation.run(config, _OUTPUT_DIR.value or f"runs/{config.dataset}",
                    data_dir=_DATA_DIR.value, runtime_name=_RUNTIME.value,
-                   workers=_WORKERS.value, dry_run=_DRY_RUN.value)
+                   workers=_WORKERS.value, lanes=_LANES.value, dry_run=_DRY_RUN.value)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import asyncio
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
 
 import ml_collections
 import numpy as np
@@ -61,7 +61,8 @@ def measure(experiment: Experiment, evaluator: Evaluator,
 
 def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], *,
         data_dir: Optional[Union[str, os.PathLike]] = None, runtime_name: str = "in_process",
-        workers: Sequence[str] = (), dry_run: bool = False) -> Optional[dict]:
+        workers: Sequence[str] = (), lanes: Optional[int] = None,
+        dry_run: bool = False) -> Optional[dict]:
     """Runs an experiment to its end, going on where an earlier call on the same folder stopped.
 
     Makes a TFF runtime the default of this process. Prints the final table.
@@ -72,6 +73,7 @@ def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], 
       data_dir: see `datasets.load`.
       runtime_name: see `runtime.use`.
       workers: addresses for the runtime "tff_workers".
+      lanes: clients that run at the same time on the CPU, for the runtime "in_process".
       dry_run: only say what would be run.
 
     Returns:
@@ -96,13 +98,15 @@ def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], 
     if dry_run:
         return None
     with outputs.claimed(folder, config):
-        return _run_in(folder, experiment, runtime_name, workers)
+        options = {"tff_workers": {"addresses": workers}, "in_process": {"lanes": lanes}}
+        return _run_in(folder, experiment, runtime_name, options.get(runtime_name, {}))
 
 
 def _run_in(folder: pathlib.Path, experiment: Experiment, runtime_name: str,
-            workers: Sequence[str]) -> dict:
+            runtime_options: Mapping[str, Any]) -> dict:
     """Trains, measures and writes the results to a claimed folder."""
     config = experiment.config
+    runtime.use(runtime_name, **runtime_options)  # first: lanes are made before TensorFlow starts
     checkpoints = Checkpoints(folder / "checkpoints")
     managers = [outputs.metrics_manager(folder / "metrics.csv"),
                 tff.program.TensorBoardReleaseManager(folder / "logdir")]
@@ -111,7 +115,6 @@ def _run_in(folder: pathlib.Path, experiment: Experiment, runtime_name: str,
     evaluator = make_evaluator(experiment)
     logging.info("evaluation runs in this process, on %s",
                  ", ".join(d.name for d in tf.config.list_physical_devices("GPU")) or "the CPU")
-    runtime.use(runtime_name, **({"addresses": workers} if workers else {}))
     process = build_feast(experiment.routing, experiment.training, total_rounds=config.rounds,
                           seed=config.seed)
     state = asyncio.run(train(experiment, process, evaluator, checkpoints, managers))

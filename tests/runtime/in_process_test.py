@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from feast_tf import runtime
+from feast_tf.runtime.in_process import cpu_lanes
 from feast_tf.runtime import ComputationError, InProcessContext, in_process, leaves, values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -494,3 +495,11 @@ def test_one_clients_values_at_a_time(context, monkeypatch):
 @pytest.fixture(scope="module")
 def subprocess_environment():
     return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def test_lanes_on_the_cpu_are_logical_devices():
+    # TensorFlow has started by now, with the two devices of conftest.
+    tf.config.list_logical_devices()
+    assert cpu_lanes(2) == ["/device:CPU:0", "/device:CPU:1"]
+    with pytest.raises(RuntimeError, match="3 lanes need as many logical CPU devices, but .* 2"):
+        cpu_lanes(3)
