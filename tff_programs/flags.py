@@ -122,48 +122,58 @@ def _mendable() -> tuple[type[BaseException], ...]:
             *([tensorflow.errors.OpError] if tensorflow else ()))
 
 
-def _raiser(error: BaseException) -> Callable:
-    """A signal handler that raises `error` where Python does not drop it.
+def _raiser(error: BaseException, raised: list[BaseException]) -> Callable:
+    """A signal handler that raises `error`, again and again until the program unwinds.
 
-    It drops what finalisers and the callbacks of weak references and of the garbage collector
-    raise. jax, which TFF imports, has one of the latter: while a run started, a third of all
-    signals were lost in it.
+    Python drops what finalisers and the callbacks of weak references and of the garbage collector
+    raise, and extension modules drop or replace what is raised in code that they call. jax, which
+    TFF imports, has such a callback: while a run started, a third of all signals were lost in it.
+    Therefore `raised` gets the error as well.
     """
     def handle(number, frame):
         del number
+        raised.append(error)
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
         dropping = {getattr(callback, "__code__", None) for callback in gc.callbacks}
         while frame:
             code = frame.f_code
-            if code in dropping or code.co_name in ("__del__", "remove", "_remove"):
-                signal.signal(signal.SIGALRM, handle)
-                signal.setitimer(signal.ITIMER_REAL, 0.01)
-                return
+            if code in dropping or code.co_name in ("__del__", "remove", "_remove", "cb"):
+                return  # raised here, it would also be complained of
             frame = frame.f_back
-        raise error
+        if sys.exc_info()[1] is not error:  # else the program is unwinding: let it clean up
+            raise error
 
     return handle
+
+
+def _end(error: BaseException, name: str) -> None:
+    """Ends the program as `run_main` says, or raises the error."""
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+    if isinstance(error, _mendable()) and flags.FLAGS.verbosity <= 0:
+        sys.exit(f"{name}: {' '.join(str(error).split())}")
+    raise error  # --verbosity=1 shows where it came from
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:
     """Runs a program: one line and exit code 1 for what a user can mend, 130 for Ctrl-C."""
 
     def guarded(argv):
-        signal.signal(signal.SIGTERM, _raiser(SystemExit(143)))  # so that a worker is ended too
+        name, raised = pathlib.Path(argv[0]).stem, []
+        # On SIGTERM too a worker is to be ended.
+        signal.signal(signal.SIGTERM, _raiser(SystemExit(143), raised))
         # Python's own handler would make asyncio wait for the end of the round first.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not so under nohup
-            signal.signal(signal.SIGINT, _raiser(KeyboardInterrupt()))
+            signal.signal(signal.SIGINT, _raiser(KeyboardInterrupt(), raised))
         if len(argv) > 1:
-            sys.exit(f"{pathlib.Path(argv[0]).stem}: unexpected argument {argv[1]!r}; "
-                     "all settings are flags, see --help")
+            sys.exit(f"{name}: unexpected argument {argv[1]!r}; all settings are flags, see --help")
         try:
             main(argv)
-        except KeyboardInterrupt:
-            print("interrupted; the same command goes on from the last checkpoint",
-                  file=sys.stderr)
-            sys.exit(130)
-        except _mendable() as error:
-            if flags.FLAGS.verbosity > 0:  # --verbosity=1 shows where it came from
-                raise
-            sys.exit(f"{pathlib.Path(argv[0]).stem}: {' '.join(str(error).split())}")
+        except BaseException as error:
+            _end(raised[0] if raised else error, name)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     app.run(guarded, flags_parser=parse)
