@@ -8,6 +8,7 @@ from feast_tf.routing.exposure import GroupExposure
 from feast_tf.routing.rules import ROLES
 from feast_tf.routing.rules import RULES
 from feast_tf.routing.rules import TrainingRule
+from feast_tf.routing.slices import SliceMap
 from feast_tf.routing.traffic import Reduction
 from feast_tf.routing.traffic import reduction
 from feast_tf.routing.traffic import training_macs

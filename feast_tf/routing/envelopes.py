@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from feast_tf.routing.slices import SliceMap
 from feast_tf.space import Variant, VariantCache, costs, layout_of
 
 BYTES_PER_PARAMETER = 4  # float32 in both directions
@@ -46,7 +47,8 @@ class Routing:
       layout: the supernet's `Layout`.
       variant_dims: int32[A, 1 + 3S], `dims` of the cached variants.
       envelope_dims: int32[A, 1 + 3S], `dims` of the envelope of each level.
-      extents: list over parameters of int32[A, rank]: the prefix that a level's client receives.
+      slices: the `SliceMap`: the prefix of each parameter that a level's client receives.
+      extents: its table, for each parameter int32[A, rank].
       payload: int64[A], parameters of each envelope.
     """
 
@@ -61,7 +63,10 @@ class Routing:
         self.envelope_dims = np.stack([
             self.layout.dims(Variant(d.tolist(), full, w.tolist()))
             for d, w in zip(self._depths, self._widths)])
-        self.extents = self.layout.extents(self.envelope_dims)
+        self.slices = SliceMap(tuple(p.name for p in self.layout.parameters),
+                               tuple(p.shape for p in self.layout.parameters),
+                               tuple(self.layout.extents(self.envelope_dims)))
+        self.extents = self.slices.extents
         self.payload = np.atleast_1d(costs.params(spec, self.envelope_dims))
 
     @property
@@ -74,8 +79,7 @@ class Routing:
         Raises:
           ValueError: there is no such level.
         """
-        if not 0 <= level < self.num_levels:
-            raise ValueError(f"level must lie in 0..{self.num_levels - 1}, but is {level}")
+        self.slices.check_level(level)
         return Envelope(level, tuple(self._depths[level].tolist()),
                         tuple(self._widths[level].tolist()), int(self.payload[level]))
 
