@@ -18,6 +18,7 @@ from absl import flags
 from feast_tf import planning
 from tff_programs import flags as program_flags
 
+flags.adopt_module_key_flags(program_flags)  # --help shows them too
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None,
                                   "Folder for the files (default plans/<data set>).")
 _GAMMA = flags.DEFINE_float("gamma", None, "What if the data followed the budgets like this.")

@@ -32,8 +32,8 @@ _RUNTIME = flags.DEFINE_enum(
     "the CPU; or in several of these (--workers).")
 _WORKERS = flags.DEFINE_list("workers", [], "host:port of each worker, for --runtime=tff_workers.")
 _LANES = flags.DEFINE_integer(
-    "lanes", None, "Clients that run at the same time on the CPU, for --runtime=in_process; 2 are "
-    "faster on two cores, and sum in another order.", lower_bound=1)
+    "lanes", None, "Clients that run at the same time on the CPU, for --runtime=in_process (default "
+    "2 where there are as many cores); results are the same with any number.", lower_bound=1)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what would be run.")
 
 

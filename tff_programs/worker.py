@@ -2,14 +2,14 @@
 
     python -m tff_programs.worker --port=10000
 
-**The worker has no authentication, listens on all interfaces and runs whatever graph it is sent.** Reach
-it through a private network, a tunnel (ssh -L) or a network policy, never through the open internet.
+**The worker has no authentication, listens on all interfaces and runs whatever graph it is sent.**
+Reach it through a private network, a tunnel (ssh -L) or a network policy, never through the open
+internet.
 """
 
 from __future__ import annotations
 
 from tff_programs import environment  # isort: skip  (first: it prepares TensorFlow's import)
-import signal
 import sys
 
 from absl import flags
@@ -22,7 +22,6 @@ _PORT = flags.DEFINE_integer("port", 10000, "Port to listen on.", lower_bound=1,
 def main(argv) -> None:
     del argv
     program_flags.log_own_lines()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     from feast_tf import runtime
 
     # As the default runtime: that drops TFF's own one, which complains when Python ends.

@@ -26,8 +26,8 @@ def use(name: str = "in_process", **options):
     """Makes a runtime the default of this process.
 
     Args:
-      name: "in_process" (CPU or GPU; options of `InProcessContext`), "tff_worker" (TFF's own binary as
-        a child process, CPU only) or "tff_workers" (`addresses`, workers on other machines).
+      name: "in_process" (CPU or GPU; options of `InProcessContext`), "tff_worker" (TFF's own binary
+        as a child process, CPU only) or "tff_workers" (`addresses`, workers on other machines).
       **options: of the runtime.
 
     Returns:

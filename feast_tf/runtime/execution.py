@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import re
 import threading
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from feast_tf.runtime import values
 from feast_tf.runtime.plan import (CLIENTS, SERVER, Aggregate, Argument, Node, Plan, Wave,
@@ -14,7 +15,7 @@ from feast_tf.runtime.plan import (CLIENTS, SERVER, Aggregate, Argument, Node, P
 
 
 class ComputationError(RuntimeError):
-    """A TFF computation failed; the message names it, the client where there is one, and the cause."""
+    """A TFF computation failed; the message names it, the client if there is one, and the cause."""
 
 
 def cause(error: BaseException) -> str:
@@ -25,22 +26,71 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def _run_lanes(count: int, work: Callable[[int], None], stop: threading.Event) -> None:
-    """work(lane) on every lane at once; raises the error of the lowest lane that failed.
+class _Cohort:
+    """Deals the clients of one pass to lanes, and adds their results in the order of the clients.
 
-    `stop` is set as soon as one fails, or Ctrl-C is pressed: the others end after their client.
+    A lane that is free takes the next client, so none idles while another works through its share.
+    Since sums grow client by client, results are the same to the bit on any number of lanes, and
+    there is one sum, not one for each lane. A lane that is ahead of an unfinished client keeps what
+    it has computed, but waits before that is more than two clients for each lane.
     """
-    if count == 1:  # in this thread: nothing to wait for, and errors have a shorter trace
-        work(0)
-        return
-    # Threads of this wave alone: a client's data may be a generator that runs computations itself.
-    with concurrent.futures.ThreadPoolExecutor(count, "feast-lane") as pool:
-        lanes = [pool.submit(work, lane) for lane in range(count)]
-        try:
+
+    def __init__(self, num_clients: int, num_lanes: int, add: Callable[[int, list], None]):
+        """`add(client, results)` is called for one client after the other."""
+        self._num_clients, self._ahead, self._add = num_clients, 2 * num_lanes, add
+        self._next, self._added = 0, 0
+        self._finished: dict[int, list] = {}
+        self._changed = threading.Condition()
+        self._adding = threading.Lock()
+        self._errors: dict[int, BaseException] = {}
+        self._stopped = False
+
+    def run(self, devices: Sequence[str], work: Callable[[int, str], list]) -> None:
+        """work(client, device) for all clients; raises the error of the first client that failed.
+
+        When one fails, or Ctrl-C is pressed, the lanes end after their current clients.
+        """
+        if len(devices) == 1:  # in this thread: nothing to wait for, and a shorter trace
+            self._run_lane(devices[0], work)
+        else:
+            # Threads of this pass alone: a client's data may be a generator that runs computations.
+            with concurrent.futures.ThreadPoolExecutor(len(devices), "feast-lane") as pool:
+                lanes = [pool.submit(self._run_lane, device, work) for device in devices]
+                try:
+                    concurrent.futures.wait(lanes)
+                finally:
+                    self._stop()
             for lane in lanes:
                 lane.result()
-        finally:
-            stop.set()
+        if self._errors:
+            raise self._errors[min(self._errors)]
+
+    def _run_lane(self, device: str, work: Callable[[int, str], list]) -> None:
+        while True:
+            with self._changed:
+                client = self._next
+                self._next += 1
+                self._changed.wait_for(
+                    lambda: self._stopped or client - self._added < self._ahead)
+                if self._stopped or client >= self._num_clients:
+                    return
+            try:
+                self._finished[client] = work(client, device)
+                with self._adding:
+                    while self._added in self._finished and not self._stopped:
+                        client = self._added
+                        self._add(client, self._finished.pop(client))
+                        with self._changed:
+                            self._added += 1
+                            self._changed.notify_all()
+            except Exception as error:
+                self._errors[client] = error
+                self._stop()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
 
 class Run:
@@ -54,9 +104,7 @@ class Run:
                  argument: Callable[[Argument, int, str], Any]):
         """Args:
           plan: what to run.
-          lanes: devices where clients run. Lane k takes clients k, k + n, k + 2n, ..., one after the
-            other, and partial sums are merged in the order of the lanes, so that a run can be repeated
-            to the bit.
+          lanes: devices where clients run, one after the other on each.
           server_device: where the server's values are.
           num_clients: size of the cohort.
           argument: (node, client, device) -> value; the client is -1 for one that all share.
@@ -111,51 +159,43 @@ class Run:
         """One pass over the clients."""
         # First and in this thread: lanes only read what the server has. May run earlier waves.
         sources = {node: self.server_value(node) for node in wave.sources}
-        zeros = [self.server_value(node.inputs[1]) for node in wave.aggregates]
+        sums = [self.server_value(node.inputs[1]) for node in wave.aggregates]
         self._sources, self._everywhere = sources, {}
-        num_lanes = len(self._lanes)
-        sums = [list(zeros) for _ in range(num_lanes)]
-        del zeros  # as large as a sum; the lanes let go of it with their first client
         collected = {node: [None] * self.num_clients for node in wave.collected}
-        stop = threading.Event()
 
-        def run_lane(lane: int) -> None:
-            for client in range(lane, self.num_clients, num_lanes):
-                if stop.is_set():
-                    return
-                try:
-                    self._run_client(wave, client, self._lanes[lane], sums[lane],
-                                     collected)
-                except Exception as error:
-                    stop.set()
-                    raise ComputationError(
-                        f"{self._plan.name}: client {client} of {self.num_clients}: "
-                        f"{cause(error)}") from error
+        def work(client: int, device: str) -> list:
+            known = self._client[client]
+            with self._naming(client):
+                results = [self._client_value(node.inputs[0], client, device, known)
+                           for node in wave.aggregates]
+                for node in wave.collected:
+                    collected[node][client] = self._client_value(node, client, device, known)
+            self._client[client] = {node: known[node] for node in wave.kept}
+            return results
 
-        _run_lanes(num_lanes, run_lane, stop)
+        def add(client: int, results: list) -> None:
+            with self._naming(client):
+                for place, node in enumerate(wave.aggregates):
+                    # Not named: the sum before this client is freed as soon as it is replaced.
+                    sums[place] = node.accumulate((sums[place], self._to_server(results[place])),
+                                                  self._server_device)
+
+        _Cohort(self.num_clients, len(self._lanes), add).run(self._lanes, work)
         self._sources, self._everywhere = {}, {}
-        for place, node in enumerate(wave.aggregates):
-            # A lane that had no client holds the zero, which must not be added twice.
-            first, *others = [lane[place] for lane in sums[: max(1, self.num_clients)]]
-            for other in others:
-                first = self._at_server(node.merge, (self._to_server(first),
-                                                     self._to_server(other)))
-            self._aggregated[node] = self._to_server(first)
+        self._aggregated.update(zip(wave.aggregates, sums))
         self._collected.update(collected)
 
     def _to_server(self, value: Any) -> Any:
         return values.move(value, self._server_device)
 
-    def _run_client(self, wave: Wave, client: int, device: str, sums: list,
-                    collected: dict[Node, list]) -> None:
-        known = self._client[client]
-        for place, node in enumerate(wave.aggregates):
-            value = self._client_value(node.inputs[0], client, device, known)
-            # Not in `known`: the sum before this client must be freed as soon as it is replaced.
-            sums[place] = node.accumulate((values.move(sums[place], device), value), device)
-        for node in wave.collected:
-            collected[node][client] = self._client_value(node, client, device, known)
-        self._client[client] = {node: known[node] for node in wave.kept}
+    @contextlib.contextmanager
+    def _naming(self, client: int):
+        """Makes errors say which client failed, and why."""
+        try:
+            yield
+        except Exception as error:
+            raise ComputationError(f"{self._plan.name}: client {client} of {self.num_clients}: "
+                                   f"{cause(error)}") from error
 
     def _client_value(self, node: Node, client: int, device: str, known: dict[Node, Any]) -> Any:
         if node.placement != CLIENTS:

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -69,16 +70,16 @@ class InProcessContext(tff.framework.SyncContext):
                  server_device: Optional[str] = None, materialize: bool = True,
                  reset_datasets: bool = False):
         """Args:
-          devices: logical devices for client work, e.g. ["/device:GPU:0", "/device:GPU:1"]; by default
-            all GPUs, or else the CPU. Each is a lane: clients on different devices overlap. Several
-            lanes on one CPU are several logical devices (`tf.config.set_logical_device_configuration`
-            before TensorFlow starts): oneDNN's batch normalisation keeps state in its kernels, and
-            two calls at once on one device corrupt memory (seen with TensorFlow 2.14.1).
+          devices: logical devices for client work, e.g. ["/device:GPU:0", "/device:GPU:1"]; by
+            default all GPUs, or else the CPU. Each is a lane: clients on different devices overlap.
+            Several lanes on one CPU are several logical devices (`cpu_lanes`): oneDNN's batch
+            normalisation keeps state in its kernels, and two calls at once on one device corrupt
+            memory (seen with TensorFlow 2.14.1).
           server_device: where server values live, by default the first of `devices`.
-          materialize: results are NumPy arrays as TFF's own runtime gives them; False leaves tensors
-            where they are, so that a server's state need not leave its device between rounds.
-          reset_datasets: a data set that shuffles starts from the same state in every call, as in
-            TFF's own runtime; False lets it go on, so that every round has another order.
+          materialize: results are NumPy arrays as TFF's own runtime gives them; False leaves
+            tensors where they are, so that a server's state need not leave its device between rounds.
+          reset_datasets: a data set that shuffles starts from the same state in every call, as
+            in TFF's own runtime; False lets it go on, so that every round has another order.
 
         Raises:
           ValueError: a device does not exist, or is named twice; the message lists those that do.
@@ -120,8 +121,8 @@ class InProcessContext(tff.framework.SyncContext):
                 type_spec = values.elements(type_spec)[place][1]
             if node.placement == CLIENTS:
                 if not isinstance(value, (list, tuple)):
-                    raise TypeError(f"{plan.name}: the values of {type_spec} must be a list with one "
-                                    f"for each client, not {type(value).__name__}")
+                    raise TypeError(f"{plan.name}: the values of {type_spec} must be a list with "
+                                    f"one for each client, not {type(value).__name__}")
                 if num_clients not in (None, len(value)):
                     raise ValueError(f"{plan.name}: {num_clients} clients in one argument, "
                                      f"{len(value)} in another")
@@ -229,9 +230,17 @@ def cpu_lanes(count: int) -> list[str]:
     except RuntimeError:
         found = len(tf.config.list_logical_devices("CPU"))
         if found < count:
-            raise RuntimeError(f"{count} lanes need as many logical CPU devices, but TensorFlow has "
-                               f"started with {found}; choose the runtime first") from None
+            raise RuntimeError(f"{count} lanes need as many logical CPU devices, but TensorFlow "
+                               f"has started with {found}; choose the runtime first") from None
     return [f"/device:CPU:{lane}" for lane in range(count)]
+
+
+def _default_cpu_lanes() -> list[str]:
+    """Two lanes where there are two cores, and TensorFlow has not started with fewer devices."""
+    try:
+        return cpu_lanes(min(2, len(os.sched_getaffinity(0))))
+    except RuntimeError:
+        return [values.CPU]
 
 
 def use_in_process(*, lanes: Optional[int] = None, **options) -> InProcessContext:
@@ -239,11 +248,12 @@ def use_in_process(*, lanes: Optional[int] = None, **options) -> InProcessContex
 
     Args:
       lanes: clients that run at the same time on the CPU, each with the memory of one client; only
-        where `devices` is not given and there is no GPU.
+        where `devices` is not given and there is no GPU. By default 2 where there are as many
+        cores; one client alone seldom keeps two busy. Results are the same with any number.
       **options: as for `InProcessContext`.
     """
-    if lanes and "devices" not in options and not tf.config.list_physical_devices("GPU"):
-        options["devices"] = cpu_lanes(lanes)
+    if "devices" not in options and not tf.config.list_physical_devices("GPU"):
+        options["devices"] = cpu_lanes(lanes) if lanes else _default_cpu_lanes()
     for device in tf.config.list_physical_devices("GPU"):
         try:
             tf.config.experimental.set_memory_growth(device, True)

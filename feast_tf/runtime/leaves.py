@@ -1,9 +1,9 @@
 """TensorFlow and XLA computations as callables of this process.
 
-A leaf of a TFF computation is a serialised graph, meant to run in a session of its own. Here it becomes
-one function of the eager context, which brings three differences that are evened out on import:
-function names are shared by the whole process, variables and other resources are shared by name, and
-initialisers must run before everything else.
+A leaf of a TFF computation is a serialised graph, meant to run in a session of its own. Here it
+becomes one function of the eager context, which brings three differences that are evened out on
+import: function names are shared by the whole process, variables and other resources are shared by
+name, and initialisers must run before everything else.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import tensorflow_federated as tff
 
 from feast_tf.runtime import values
 
-# tensorflow::ResourceHandle::ANONYMOUS_NAME: every execution makes a variable of its own, which goes
-# with its last reference, after errors too.
+# tensorflow::ResourceHandle::ANONYMOUS_NAME: every execution makes a variable of its own, which
+# goes with its last reference, after errors too.
 _ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 _ANONYMOUS_TABLES = {
     "HashTableV2": "AnonymousHashTable",
@@ -128,9 +128,9 @@ def _initialize_first(graph: tf.compat.v1.GraphDef, initializer: str) -> None:
 class TensorFlowLeaf:
     """A TensorFlow computation; callable from several threads, on any device.
 
-    Calls on one device wait for each other. oneDNN's batch normalisation keeps the shape of its input
-    in the kernel, of which there is one for each function and device: two calls at once with different
-    numbers of channels write past the end of their buffers (seen with TensorFlow 2.14.1).
+    Calls on one device wait for each other. oneDNN's batch normalisation keeps the shape of its
+    input in the kernel, of which there is one for each function and device: two calls at once with
+    different numbers of channels write past the end of their buffers (seen with TensorFlow 2.14.1).
     """
 
     def __init__(self, proto, type_signature: tff.FunctionType):
@@ -193,7 +193,8 @@ class XlaLeaf:
 
     def __call__(self, argument: Any, device: str) -> Any:
         buffers = [None] * len(self._inputs)
-        for index, tensor in zip(self._inputs, [] if argument is None else values.flatten(argument)):
+        given = [] if argument is None else values.flatten(argument)
+        for index, tensor in zip(self._inputs, given):
             buffers[index] = self._backend.buffer_from_pyval(np.asarray(tensor))
         results = [np.asarray(buffer) for buffer in self._executable.execute(buffers)]
         with tf.device(device):

@@ -1,8 +1,9 @@
 """The plan of a federated computation: a graph of server and client nodes, made once.
 
-A computation in call-dominant form is a list of intrinsics. Evaluated on symbols instead of values it
-gives a graph of `Node`s, cut into *waves*: a wave is one pass over the clients, in which every client's
-values are computed, folded into the aggregates of that wave and dropped before the next client starts.
+A computation in call-dominant form is a list of intrinsics. Evaluated on symbols instead of values
+it gives a graph of `Node`s, cut into *waves*: a wave is one pass over the clients, in which every
+client's values are computed, folded into the aggregates of that wave and dropped before the next
+client starts.
 That is what keeps the memory at one client's worth.
 """
 
@@ -61,7 +62,6 @@ class Aggregate(Node):
     """A `federated_aggregate`; inputs are (value at the clients, zero at the server)."""
 
     accumulate: Optional[Callable] = None
-    merge: Optional[Callable] = None
     report: Optional[Callable] = None
 
 
@@ -105,7 +105,7 @@ def build_plan(block: blocks.ComputationBuildingBlock, load: functions.Loader, n
     """Plans a computation in call-dominant form with placed values.
 
     Raises:
-      NotImplementedError: it has an intrinsic that this runtime does not know; the message names it.
+      NotImplementedError: it has an intrinsic that this runtime does not have; it is named.
     """
     arguments: list[Argument] = []
     scope = {}
@@ -257,7 +257,8 @@ def _eval(placement):
 
 
 def _broadcast(argument, type_signature):
-    return Node(EVERYWHERE, (_joined(argument),), lambda found, device: values.move(found[0], device))
+    return Node(EVERYWHERE, (_joined(argument),),
+                lambda found, device: values.move(found[0], device))
 
 
 def _zipped(placement):
@@ -276,11 +277,12 @@ def _aggregate(argument, type_signature):
             raise NotImplementedError(
                 "the in-process runtime has no federated_aggregate whose functions use values from "
                 f"outside of them ({', '.join(function.nodes)}); put these into the client values")
-    accumulate, merge, report = given
+    # Nothing to merge: clients are added to one sum, in their order, whatever device they run on.
+    accumulate, _, report = given
     value = _joined(value)
     # Said here, since a value that is equal everywhere is folded once for each client as well.
     return Aggregate(SERVER, (value, _joined(zero)), None, wave=value.wave + 1,
-                     accumulate=accumulate, merge=merge, report=report)
+                     accumulate=accumulate, report=report)
 
 
 def _select(argument, type_signature):
@@ -300,7 +302,7 @@ def _select(argument, type_signature):
 
 
 class _Slices:
-    """select_fn's results for one server value; the last one is kept for clients with equal keys."""
+    """select_fn's results for one server value; the last one is kept, for equal keys."""
 
     def __init__(self, value, function, device):
         self._value, self._function, self._device = value, function, device

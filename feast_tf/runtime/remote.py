@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -42,37 +43,44 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _reason(call: grpc.Call) -> str:
+    """The telling part of the first line of a failed call's details."""
+    lines = (call.details() or "").splitlines() or [call.code().name]
+    return re.sub(r"^failed to connect.*: ", "", lines[0])
+
+
 def check_reachable(address: str) -> None:
     """Raises ConnectionError, naming the worker, where no worker answers at `address`."""
     parse_address(address)
-    channel = open_channel(address, ("grpc.use_local_subchannel_pool", 1))  # a connection of its own
+    # A connection of its own.
+    channel = open_channel(address, ("grpc.use_local_subchannel_pool", 1))
     try:
         # A call, since there are networks that accept connections for machines that are gone.
         channel.unary_unary(_DISPOSE_OF_NOTHING)(b"", timeout=_ANSWER_SECONDS)
     except grpc.RpcError as error:
-        what = error.details().rpartition("connect: ")[2]
         raise ConnectionError(
-            f"TFF worker {address} does not answer ({what}); start it with "
+            f"TFF worker {address} does not answer ({_reason(error)}); start it with "
             "python -m tff_programs.worker, or go on without it (--workers)") from error
     finally:
         channel.close()
 
 
 class _NamedErrors(grpc.UnaryUnaryClientInterceptor):
-    """Makes errors of a worker name it, and final: TFF repeats a call to a lost worker without end."""
+    """Makes errors name the worker, and final: TFF repeats a call to a lost one without end."""
 
     def __init__(self, address: str):
         self._address = address
 
     def intercept_unary_unary(self, continuation, details, request):
         call = continuation(details, request)
-        # A worker that is gone has nothing to dispose of; TFF expects gRPC's own error there.
-        if call.code() is grpc.StatusCode.OK or "Dispose" in details.method.rpartition("/")[2]:
+        # A worker that is gone has nothing to dispose of, and one that was started again does not
+        # know its executors: TFF deals with both.
+        if (call.code() is grpc.StatusCode.OK or "/Dispose" in details.method
+                or "No executor found" in (call.details() or "")):
             return call
-        what = ((call.details() or "").splitlines() or [call.code().name])[0]
         if call.code() is grpc.StatusCode.UNAVAILABLE:
-            raise ConnectionError(f"TFF worker {self._address} is gone ({what})")
-        raise RuntimeError(f"TFF worker {self._address}: {what}")
+            raise ConnectionError(f"TFF worker {self._address} is gone ({_reason(call)})")
+        raise RuntimeError(f"TFF worker {self._address}: {_reason(call)}")
 
 
 def executor_factory(address: str, channel: grpc.Channel) -> tff.framework.ExecutorFactory:
@@ -111,8 +119,10 @@ class _WorkerContext(tff.framework.AsyncContext):
     async def invoke(self, comp: Any, arg: Any) -> Any:
         result = asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(self._context.invoke(comp, arg), self._loop))
-        # TFF drops the other workers' tasks when one fails; asyncio would print their errors.
-        asyncio.current_task().add_done_callback(lambda task: task.cancelled() or task.exception())
+        # What is dropped, here or by TFF when another worker fails, may still fail; asyncio would
+        # print that.
+        for dropped in (result, asyncio.current_task()):
+            dropped.add_done_callback(lambda future: future.cancelled() or future.exception())
         # A process that ends closes its connections; a machine or network that goes does not.
         while not (await asyncio.wait([result], timeout=_WATCH_SECONDS))[0]:
             await asyncio.to_thread(check_reachable, self._address)
@@ -135,8 +145,8 @@ def check_splittable(type_signature: tff.FunctionType) -> None:
 
     Raises:
       NotImplementedError: the clients' values are not the last argument (TFF would send the first
-        clients to all workers and the others to none), or are a result (TFF would return them in the
-        order in which workers end).
+        clients to all workers and the others to none), or are a result (TFF would return them in
+        the order in which workers end).
     """
     parameter, result = type_signature.parameter, type_signature.result
     if parameter is not None and tff.types.contains(parameter, _is_cohort) and (

@@ -180,7 +180,7 @@ def ingest(value: Any, type_spec: tff.Type, device: str, reset_datasets: bool = 
 
 
 def emit(value: Any, type_spec: tff.Type, materialize: bool) -> Any:
-    """What the caller gets: the type's Python containers of NumPy arrays, or tensors as they are."""
+    """What the caller gets: the type's containers of NumPy arrays, or tensors as they are."""
     if isinstance(type_spec, tff.StructType):
         named = [(name, emit(child, element, materialize))
                  for child, (name, element) in zip(value, elements(type_spec))]

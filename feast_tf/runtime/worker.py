@@ -110,8 +110,11 @@ class Worker:
         def start():
             try:
                 # A session of its own: Ctrl-C reaches this program alone, which ends the worker.
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log,
-                                           stderr=subprocess.STDOUT, start_new_session=True)
+                # Few arenas: else what its many threads free comes back to none of the others, and
+                # memory grows from round to round where cohorts change.
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
+                    start_new_session=True, env={"MALLOC_ARENA_MAX": "2", **os.environ})
             except BaseException as error:  # raised below, in the caller's thread
                 started.set_exception(error)
             else:

@@ -85,6 +85,8 @@ def run(config: ml_collections.ConfigDict, output_dir: Union[str, os.PathLike], 
     if bool(workers) != (runtime_name == "tff_workers"):
         raise ValueError("addresses of workers (--workers) go with the runtime tff_workers, and "
                          f"only with it, but the runtime is {runtime_name}")
+    if lanes and runtime_name != "in_process":
+        raise ValueError(f"lanes (--lanes) go with the runtime in_process, not {runtime_name}")
     folder = pathlib.Path(output_dir)
     if not dry_run:
         outputs.check_folder(folder, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Callable
 from typing import Any, Optional
@@ -139,3 +140,27 @@ def linear_fed_avg():
             for size in range(2, 2 + clients)]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def feast():
+    """FEAST with three levels, and a cohort with two clients of one of them and one without data."""
+    from feast_tf.algorithms import build_feast
+    from feast_tf.routing import Routing
+    from feast_tf.space import SupernetSpec, VariantCache
+    from feast_tf.training import Augmentation, LocalTraining
+
+    spec = SupernetSpec(stem=4, bases=(4, 8), depths=(0, 1), widths=(0.5, 1.0),
+                        expansions=(0.5, 1.0), strides=(1, 2), classes=3, image_size=8, divisor=2)
+    routing = Routing(VariantCache(spec, [spec.variant(d=0, e=0.5, w=0.5),
+                                          spec.variant(d=(1, 0), e=0.5, w=1.0),
+                                          spec.variant(d=1, e=1.0, w=1.0)]))
+    process = build_feast(routing, LocalTraining(augmentation=Augmentation.none()), total_rounds=4)
+    rng = np.random.default_rng(0)
+    clients = [collections.OrderedDict(
+        client=np.int32(number), level=np.int32(level),
+        data=tf.data.Dataset.from_tensor_slices(collections.OrderedDict(
+            x=rng.integers(0, 256, [pictures, 8, 8, 3], np.uint8),
+            y=rng.integers(0, 3, pictures, np.int32))).batch(4))
+        for number, (level, pictures) in enumerate([(2, 5), (0, 6), (1, 4), (0, 3), (2, 0)])]
+    return process, clients

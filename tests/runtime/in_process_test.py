@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -31,6 +32,10 @@ def context(request):
     context = InProcessContext(devices=["/device:CPU:0", "/device:CPU:1"][:request.param])
     with tff.framework.get_context_stack().install(context):
         yield context
+
+
+def two_lanes() -> InProcessContext:
+    return InProcessContext(devices=["/device:CPU:0", "/device:CPU:1"])
 
 
 @tff.tensorflow.computation(np.int32)
@@ -58,8 +63,8 @@ def sum_of_data(data):
     return tff.federated_sum(tff.federated_map(total, data))
 
 
-def generated(make) -> tf.data.Dataset:
-    return tf.data.Dataset.from_generator(make, output_signature=tf.TensorSpec([], tf.int32))
+def generated(make, dtype=tf.int32) -> tf.data.Dataset:
+    return tf.data.Dataset.from_generator(make, output_signature=tf.TensorSpec([], dtype))
 
 
 # --- errors: one line with the computation, the client and the cause
@@ -207,6 +212,7 @@ def test_ctrl_c_ends_the_wave_after_the_current_clients(context):
         started.append(client)
         if client == 2:
             os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)  # the main thread must get its turn
         yield 1
 
     clients = [generated(lambda client=client: records(client)) for client in range(40)]
@@ -220,7 +226,7 @@ def test_ctrl_c_ends_the_wave_after_the_current_clients(context):
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failing_lane_stops_the_others(failing):
-    context = InProcessContext(devices=["/device:CPU:0", "/device:CPU:1"])
+    context = two_lanes()
     seen, failed = [], threading.Event()
 
     def fails():
@@ -238,7 +244,7 @@ def test_a_failing_lane_stops_the_others(failing):
     with tff.framework.get_context_stack().install(context):
         with pytest.raises(ComputationError, match=f"client {failing} of 60: .*broken"):
             sum_of_data(clients)
-    assert len(seen) < 25  # of the 30 of the other lane
+    assert len(seen) < 6  # no further ahead than lanes may run
     assert lane_threads() == []
 
 
@@ -419,20 +425,66 @@ def test_devices_that_are_refused(options):
         InProcessContext(**options)
 
 
-def test_clients_are_dealt_to_lanes_in_turn(monkeypatch):
-    seen = []
-    original = values.ingest
+def test_a_free_lane_takes_the_next_client():
+    """One long client keeps its lane; the other lane does all that it may run ahead, and no more."""
+    done, may_end = [], threading.Event()
 
-    def noted(value, type_spec, device, *options):
-        seen.append((value, device))
-        return original(value, type_spec, device, *options)
+    def client(number):
+        if number == 1:
+            may_end.wait(10)
+        done.append(number)
+        if len(done) == 4:  # 0, 2, 3 and 4; client 5 would be four ahead of client 1
+            threading.Timer(0.3, may_end.set).start()
+        yield number
 
-    monkeypatch.setattr(values, "ingest", noted)
-    context = InProcessContext(devices=["/device:CPU:1", "/device:CPU:0"])
-    with tff.framework.get_context_stack().install(context):
-        sum_of_small([1, 2, 3])
-    assert context.lanes == ("/device:CPU:1", "/device:CPU:0")
-    assert {(1, "/device:CPU:1"), (2, "/device:CPU:0"), (3, "/device:CPU:1")} <= set(seen)
+    clients = [generated(lambda number=number: client(number)) for number in range(9)]
+    with tff.framework.get_context_stack().install(two_lanes()):
+        assert sum_of_data(clients) == 36
+    assert sorted(done[:4]) == [0, 2, 3, 4] and sorted(done) == list(range(9))
+    assert 1 in done[4:6]
+
+
+# Rounding makes every order of these give another float32: 1e8 swallows what is below 4.
+DELICATE = [1e8, 3.0, -1e8, 1.5, 7.0, -2.5]
+
+
+@pytest.mark.parametrize("slow", range(len(DELICATE)))
+def test_sums_are_the_same_to_the_bit_on_any_number_of_lanes(slow):
+    first = tff.tensorflow.computation(lambda data: data.reduce(0.0, lambda _, x: x),
+                                       tff.SequenceType(np.float32))
+    total_of = tff.federated_computation(
+        lambda data: tff.federated_sum(tff.federated_map(first, data)),
+        at_clients(first.type_signature.parameter))
+
+    def client(number):
+        time.sleep(0.2 * (number == slow))
+        yield np.float32(DELICATE[number])
+
+    data = lambda: [generated(lambda number=number: client(number), tf.float32)
+                    for number in range(len(DELICATE))]
+    expected = np.float32(0)
+    for value in DELICATE:
+        expected += np.float32(value)
+    for context in (InProcessContext(devices=["/device:CPU:0"]), two_lanes()):
+        with tff.framework.get_context_stack().install(context):
+            assert total_of(data()) == expected
+
+
+def test_an_error_in_a_sum_names_the_client_that_was_added():
+    @tff.tensorflow.computation(np.int32, np.int32)
+    def add(total, value):
+        with tf.control_dependencies([tf.debugging.assert_less(total + value, 10, "too much")]):
+            return total + value
+
+    summed = tff.federated_computation(
+        lambda x: tff.federated_aggregate(
+            x, np.int32(0), add, add, tff.tensorflow.computation(lambda x: x, np.int32)),
+        at_clients(np.int32))
+    for context in (InProcessContext(devices=["/device:CPU:0"]), two_lanes()):
+        with tff.framework.get_context_stack().install(context):
+            with pytest.raises(ComputationError, match="client 3 of 5: .*too much"):
+                summed([1, 2, 3, 4, 5])
+            assert summed([1, 2, 3]) == 6
 
 
 def test_results_can_stay_tensors_on_the_servers_device():
@@ -504,3 +556,19 @@ def test_lanes_on_the_cpu_are_logical_devices():
     assert cpu_lanes(2) == ["/device:CPU:0", "/device:CPU:1"]
     with pytest.raises(RuntimeError, match="3 lanes need as many logical CPU devices, but .* 2"):
         cpu_lanes(3)
+
+
+@pytest.mark.parametrize("cores, lanes", [({0}, 1), ({1, 3}, 2), (set(range(8)), 2)])
+def test_two_lanes_where_there_are_two_cores(cores, lanes, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    assert len(runtime.use("in_process").lanes) == lanes
+
+
+def test_one_lane_where_tensorflow_has_started_with_one_device(monkeypatch):
+    def started(count):
+        raise RuntimeError(f"{count} lanes need as many logical CPU devices")
+
+    monkeypatch.setattr(in_process, "cpu_lanes", started)
+    assert runtime.use("in_process").lanes == ("/device:CPU:0",)
+    with pytest.raises(RuntimeError, match="3 lanes"):  # but who asks for some gets them, or knows
+        runtime.use("in_process", lanes=3)

@@ -23,7 +23,7 @@ PORT = 10000
 
 pytestmark = [
     pytest.mark.slow,
-    # Not by default: where a host answers for addresses that it routes, a machine is never silent.
+    # Not by default: it changes the network of the machine while it runs.
     pytest.mark.skipif("FEAST_TF_NETWORK_TESTS" not in os.environ or os.geteuid() != 0
                        or shutil.which("ip") is None,
                        reason="set FEAST_TF_NETWORK_TESTS=1; needs root and iproute2")]
@@ -64,7 +64,7 @@ class Machine:
 
     def unplug(self) -> None:
         """What a cut cable or a power failure is to the others: silence."""
-        ip("link", "set", self._cable, "down")
+        ip("-n", self._name, "link", "set", "eth0", "down")
 
     def close(self) -> None:
         if self.program is not None:
@@ -79,7 +79,8 @@ def machines():
     found = []
     try:
         try:
-            found += [Machine(1), Machine(2)]
+            for number in (1, 2):
+                found.append(Machine(number))
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
         runtime.use("tff_workers", addresses=[machine.address for machine in found])

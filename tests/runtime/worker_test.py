@@ -36,6 +36,10 @@ def worker():
     worker.stop()
 
 
+def test_memory_that_the_workers_threads_free_is_shared(worker):
+    assert psutil.Process(worker.process.pid).environ()["MALLOC_ARENA_MAX"] == "2"
+
+
 # How a program may end: what it does last (None: it waits for the signal), and its exit code.
 ENDINGS = {
     "normal": ("", 0),

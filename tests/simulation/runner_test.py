@@ -173,6 +173,12 @@ def test_addresses_go_with_the_runtime_of_several_workers(settings, tmp_path, op
     assert not (tmp_path / "new").exists()
 
 
+def test_lanes_go_with_the_runtime_in_process(settings, tmp_path):
+    with pytest.raises(ValueError, match=r"\(--lanes\) go with the runtime in_process, not tff_wor"):
+        run(settings, tmp_path / "new", runtime_name="tff_worker", lanes=2)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("module, name", [(runner, "save_supernet"), (report, "write_report")])
 def test_a_run_whose_results_cannot_be_written_is_not_finished(copy, settings, tiny, monkeypatch,
                                                                module, name):
