@@ -14,13 +14,12 @@ from benchmarks import workload  # isort: skip  (first: it prepares TensorFlow's
 import json
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 from absl import app, flags
 
 from feast_tf import runtime
-from feast_tf.aggregation import build_sparse_sum, slices_type
-from feast_tf.algorithms import build_feast
+from feast_tf.aggregation import build_sparse_sum
+from feast_tf.algorithms import build_distributor, build_feast
 from feast_tf.serving import Evaluator
 
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Timed rounds, after two that are not.", lower_bound=1)
@@ -29,34 +28,15 @@ _RUNTIME = flags.DEFINE_enum("runtime", "in_process", ("in_process", "tff_worker
 
 def phase_computations(routing):
     """(select, aggregate): routing alone, and aggregation alone, as TFF computations."""
-    sparse_sum = build_sparse_sum(routing)
-    client = sparse_sum.type_signature.parameter.member
+    sparse_sum = build_sparse_sum(routing.slices)
+    distributor = build_distributor(routing.slices)
+    _, weights_type, keys_type = distributor.next.type_signature.parameter
 
-    @tff.tensorflow.computation(
-        tff.StructType([tff.TensorType(np.float32, p.shape) for p in routing.layout.parameters]),
-        np.int32)
-    def cut(weights, level):
-        return tuple(tf.ensure_shape(tf.slice(w, tf.zeros_like(e[0]), tf.constant(e)[level]),
-                                     p.elastic_shape)
-                     for p, w, e in zip(routing.layout.parameters, weights, routing.extents))
-
-    @tff.tensorflow.computation(tff.SequenceType(slices_type(routing)))
-    def arrived(slices):
-        return tf.add_n([tf.size(s, tf.int64) for s in slices.get_single_element()])
-
-    @tff.federated_computation(
-        tff.FederatedType(cut.type_signature.parameter[0], tff.SERVER),
-        tff.FederatedType(tff.TensorType(np.int32, [1]), tff.CLIENTS))
+    @tff.federated_computation(weights_type, keys_type)
     def select(weights, keys):
-        routed = tff.federated_select(
-            keys, tff.federated_value(np.int32(routing.num_levels), tff.SERVER), weights, cut)
-        return tff.federated_sum(tff.federated_map(arrived, routed))
+        return distributor.next(distributor.initialize(), weights, keys).measurements
 
-    @tff.federated_computation(tff.FederatedType(client, tff.CLIENTS))
-    def aggregate(clients):
-        return sparse_sum(clients)
-
-    return select, aggregate
+    return select, sparse_sum
 
 
 def main(argv) -> None:
@@ -79,10 +59,10 @@ def main(argv) -> None:
     ratio = workload.median([a / b for a, b in zip(rounds, steps)])
 
     select, aggregate = phase_computations(routing)
-    weights = list(state.global_model_weights.trainable)
-    keys = [np.array([client["level"]], np.int32) for client in clients]
-    updates = [{"update": tuple(routing.layout.cut(weights, routing.envelope_dims[c["level"]])),
-                "weight": np.float32(64), "level": c["level"]} for c in clients]
+    weights = tuple(state.global_model_weights.trainable)
+    keys = [{"client": client["client"], "level": client["level"]} for client in clients]
+    updates = [{"update": tuple(routing.slices.cut(weights, int(client["level"]))),
+                "weight": np.float32(64)} for client in clients]
     images = np.zeros((250, 32, 32, 3), np.uint8)
     labels = np.zeros(250, np.int64)
     evaluator = Evaluator(routing, images, mean=(0.5,) * 3, std=(0.25,) * 3)

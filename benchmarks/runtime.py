@@ -3,17 +3,19 @@
     python -m benchmarks.runtime [--rounds=5] [--skip_55m]
 
 Every case runs in a process of its own; memory is the highest sum of resident memory of that
-process and its children. Cases: a tiny model; the small FEAST round of `workload` on TFF's worker,
-in process, in process on two lanes, and on two workers; one round at the paper's scale (55.68M
-parameters, 10 clients with the largest envelope) with trivial local work, so that what is left is
-select, aggregate and update; and whole rounds at that scale. The last line is JSON with `overhead_55m_s`, `peak_rss_55m_gib`,
-`round_over_static_steps`, `round_over_stock` and `tiny_overhead_ms`.
+process and its children. Cases: a tiny model; the small FEAST round of `workload` in process (two
+lanes where there are two cores), on one lane, on TFF's worker and on two workers; one round at the
+paper's scale (55.68M parameters, 10 clients with the largest envelope) with trivial local work, so
+that what is left is select, aggregate and update; and whole rounds at that scale. The bare steps of
+PyTorch are timed too where it is installed. The last line is JSON with `overhead_55m_s`,
+`peak_rss_55m_gib`, `round_over_static_steps`, `round_over_stock` and `tiny_overhead_ms`.
 """
 
 from __future__ import annotations
 
 from benchmarks import workload  # isort: skip  (first: it prepares TensorFlow's import)
 import contextlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -27,8 +29,8 @@ import tensorflow_federated as tff
 from absl import app, flags
 
 from feast_tf import runtime
-from feast_tf.aggregation import apply_mean, build_sparse_sum, slices_type
-from feast_tf.algorithms import build_feast
+from feast_tf.aggregation import SlicedMeanFactory, slices_type, weights_type
+from feast_tf.algorithms import build_distributor, build_feast, build_mean_finalizer
 from feast_tf.routing import Routing
 from feast_tf.space import paper_spec, shipped_cache
 from feast_tf.supernet import initial_weights
@@ -40,9 +42,9 @@ _CASE = flags.DEFINE_string("case", None, "One case, in this process (the progra
 
 @contextlib.contextmanager
 def runtime_for(name: str):
-    """Makes a runtime the default; "two_lanes" is in process on two logical CPU devices."""
-    if name == "two_lanes":
-        runtime.use("in_process", lanes=2)
+    """Makes a runtime the default; "one_lane" is in process, one client after the other."""
+    if name == "one_lane":
+        runtime.use("in_process", lanes=1)
         yield
     elif name == "two_workers":
         workers = [runtime.Worker() for _ in range(2)]
@@ -77,25 +79,34 @@ class PeakMemory:
         self._thread.join()
 
 
-def small_case(name: str, rounds: int) -> dict:
-    """Small FEAST rounds, next to the static Keras steps where both run in this process."""
+def small_case(rounds: int) -> dict:
+    """Small FEAST rounds, each next to the static Keras steps of the same variants."""
     routing = workload.small_routing()
-    with PeakMemory() as memory, runtime_for(name):
-        clients, static = workload.cohort(routing), workload.StaticSteps(routing)
-        process = build_feast(routing, workload.TRAINING, total_rounds=1000)
-        state, times, ratios = process.initialize(), [], []
-        for number in range(rounds + 2):
-            steps = static.seconds(clients, workload.drawn_variants(clients, number))
-            start = time.perf_counter()
-            state = process.next(state, clients).state
-            times.append(time.perf_counter() - start)
-            ratios.append(times[-1] / steps)
-        result = {"first_s": times[0], "round_s": workload.median(times[2:]),
-                  "over_static": workload.median(ratios[2:])}
-    return {**result, "peak_gib": memory.gib}
+    clients, static = workload.cohort(routing), workload.StaticSteps(routing)
+    process = build_feast(routing, workload.TRAINING, total_rounds=1000)
+    state, times, steps = process.initialize(), [], []
+    for number in range(rounds + 2):
+        steps.append(static.seconds(clients, workload.drawn_variants(clients, number)))
+        start = time.perf_counter()
+        state = process.next(state, clients).state
+        times.append(time.perf_counter() - start)
+    return {"first_s": times[0], "round_s": workload.median(times[2:]),
+            "static_s": workload.median(steps[2:]),
+            "over_static": workload.median([t / s for t, s in zip(times[2:], steps[2:])])}
 
 
-def tiny_case(name: str, rounds: int) -> dict:
+def torch_case(rounds: int) -> dict:
+    """The same static steps in PyTorch."""
+    from benchmarks.torch_steps import TorchSteps
+
+    routing = workload.small_routing()
+    clients, steps = workload.cohort(routing), TorchSteps(routing)
+    times = [steps.seconds(clients, workload.drawn_variants(clients, number))
+             for number in range(rounds + 2)]
+    return {"first_s": times[0], "static_s": workload.median(times[2:])}
+
+
+def tiny_case(rounds: int) -> dict:
     """Ten clients that train a softmax regression on 20 examples: what remains is overhead."""
     element = {"x": tff.TensorType(np.float32, [None, 16]), "y": tff.TensorType(np.int32, [None])}
 
@@ -115,15 +126,12 @@ def tiny_case(name: str, rounds: int) -> dict:
         "y": rng.integers(0, 10, 20, dtype=np.int32)}).batch(10) for _ in range(10)]
     weights = np.zeros((16, 10), np.float32)
     bare = tf.function(_train)
-    with runtime_for(name):
-        start = time.perf_counter()
-        one_round(weights, data)
-        first = time.perf_counter() - start
-        bare(weights, data[0])
-        rounds_s, bare_s = [], []
-        for _ in range(20 * rounds):
-            rounds_s.append(workload.timed(lambda: one_round(weights, data)))
-            bare_s.append(workload.timed(lambda: [bare(weights, d).numpy() for d in data]))
+    first = workload.timed(lambda: one_round(weights, data))
+    bare(weights, data[0])
+    rounds_s, bare_s = [], []
+    for _ in range(20 * rounds):
+        rounds_s.append(workload.timed(lambda: one_round(weights, data)))
+        bare_s.append(workload.timed(lambda: [bare(weights, d).numpy() for d in data]))
     return {"first_s": first, "round_s": workload.median(rounds_s),
             "overhead_ms": (workload.median(rounds_s) - workload.median(bare_s)) / 10 * 1e3}
 
@@ -139,63 +147,55 @@ def _train(weights, data):
     return weights - initial
 
 
-def paper_case(name: str, rounds: int) -> dict:
+def paper_case(rounds: int) -> dict:
     """The paper's supernet: every client gets the largest envelope and returns it scaled down."""
     routing = Routing(shipped_cache("paper_56", paper_spec()))
-    layout, top = routing.layout, routing.num_levels - 1
-    sparse_sum = build_sparse_sum(routing)
-    weights_type = tff.StructWithPythonType(
-        [tff.TensorType(np.float32, p.shape) for p in layout.parameters], tuple)
+    slices, top = routing.slices, routing.num_levels - 1
+    distributor = build_distributor(slices)
+    aggregator = SlicedMeanFactory(slices).create(slices_type(slices), tff.TensorType(np.float32))
+    model_type = tff.StructWithPythonType(
+        [("trainable", weights_type(slices)), ("non_trainable", ())],
+        tff.learning.models.ModelWeights)
+    finalizer = build_mean_finalizer(model_type)
+    keys_type = distributor.next.type_signature.parameter.keys
 
-    @tff.tensorflow.computation(weights_type, np.int32)
-    def cut(weights, level):
-        return tuple(tf.ensure_shape(tf.slice(w, tf.zeros_like(e[0]), tf.constant(e)[level]),
-                                     p.elastic_shape)
-                     for p, w, e in zip(layout.parameters, weights, routing.extents))
+    @tff.tensorflow.computation(slices_type(slices))
+    def trivial(received):
+        return tuple(w * 1e-3 for w in received), tf.constant(64.0)
 
-    @tff.tensorflow.computation(tff.SequenceType(slices_type(routing)))
-    def trivial(routed):
-        return {"update": tuple(w * 1e-3 for w in routed.get_single_element()),
-                "weight": tf.constant(64.0), "level": tf.constant(top)}
+    @tff.federated_computation(tff.FederatedType(model_type, tff.SERVER), keys_type)
+    def one_round(model, keys):
+        sent = distributor.next(distributor.initialize(), model.trainable, keys)
+        updates, counts = tff.federated_map(trivial, sent.result)
+        mean = aggregator.next(aggregator.initialize(), updates, counts)
+        return finalizer.next(finalizer.initialize(), model, mean.result).result
 
-    @tff.tensorflow.computation(weights_type, sparse_sum.type_signature.result.member)
-    def update(weights, sums):
-        return apply_mean(routing, weights, sums)
-
-    @tff.federated_computation(tff.FederatedType(weights_type, tff.SERVER),
-                               tff.FederatedType(tff.TensorType(np.int32, [1]), tff.CLIENTS))
-    def one_round(weights, keys):
-        routed = tff.federated_select(
-            keys, tff.federated_value(np.int32(routing.num_levels), tff.SERVER), weights, cut)
-        sums = sparse_sum(tff.federated_map(trivial, routed))
-        return tff.federated_map(update, (weights, sums))
-
-    weights = tuple(np.asarray(w) for w in initial_weights(layout, 0))
-    keys = [np.array([top], np.int32)] * 10
-    with PeakMemory() as memory, runtime_for(name):
-        times = []
-        for _ in range(rounds + 1):
-            start = time.perf_counter()
-            weights = one_round(weights, keys)
-            times.append(time.perf_counter() - start)
-    return {"first_s": times[0], "round_s": workload.median(times[1:]), "peak_gib": memory.gib}
+    weights = tff.learning.models.ModelWeights(
+        tuple(np.asarray(w) for w in initial_weights(routing.layout, 0)), ())
+    keys = [{"client": np.int32(client), "level": np.int32(top)} for client in range(10)]
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        weights = one_round(weights, keys)
+        times.append(time.perf_counter() - start)
+    return {"first_s": times[0], "round_s": workload.median(times[1:])}
 
 
-def training_case(name: str, rounds: int) -> dict:
+def training_case(rounds: int) -> dict:
     """Whole FEAST rounds at the paper's scale: 56 variants, 10 clients with 8 pictures each."""
     routing = Routing(shipped_cache("paper_56", paper_spec()))
     clients = workload.cohort(routing, pictures=8)
-    with PeakMemory() as memory, runtime_for(name):
-        process = build_feast(routing, workload.TRAINING, total_rounds=1000)
-        state, times = process.initialize(), []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            state = process.next(state, clients).state
-            times.append(time.perf_counter() - start)
-    return {"first_s": times[0], "round_s": workload.median(times), "peak_gib": memory.gib}
+    process = build_feast(routing, workload.TRAINING, total_rounds=1000)
+    state, times = process.initialize(), []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        state = process.next(state, clients).state
+        times.append(time.perf_counter() - start)
+    return {"first_s": times[0], "round_s": workload.median(times[1:])}
 
 
-CASES = {"tiny": tiny_case, "small": small_case, "paper": paper_case, "training": training_case}
+CASES = {"tiny": tiny_case, "small": small_case, "torch": torch_case, "paper": paper_case,
+         "training": training_case}
 
 
 def measure(kind: str, name: str) -> dict:
@@ -215,12 +215,17 @@ def main(argv) -> None:
     del argv
     if _CASE.value:
         kind, _, name = _CASE.value.partition(":")
-        print(json.dumps(CASES[kind](name, _ROUNDS.value)))
+        # The runtime first: lanes are made before TensorFlow starts.
+        with PeakMemory() as memory, runtime_for(name):
+            result = CASES[kind](_ROUNDS.value)
+        print(json.dumps({**result, "peak_gib": memory.gib}))
         return
     print(workload.machine())
     results = {}
+    torch = ("in_process",) if importlib.util.find_spec("torch") else ()
     for kind, names in (("tiny", ("in_process", "tff_worker")),
-                        ("small", ("in_process", "two_lanes", "tff_worker", "two_workers")),
+                        ("small", ("in_process", "one_lane", "tff_worker", "two_workers")),
+                        ("torch", torch),
                         ("paper", ("in_process",) if _SKIP_55M.value
                          else ("in_process", "tff_worker")),
                         ("training", ("in_process",))):

@@ -21,7 +21,6 @@ from feast_tf.training import RULES, Augmentation, LocalTraining
 from feast_tf.training.rules import draw_variants
 
 BATCH = 64
-CLIENTS = 10
 TRAINING = LocalTraining(rule="full", augmentation=Augmentation.none())
 
 
@@ -53,7 +52,7 @@ def cohort(routing: Routing, pictures: int = BATCH, seed: int = 0) -> list:
     levels = [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
     top = routing.num_levels - 1
     clients = []
-    for client, level in enumerate(levels[:CLIENTS]):
+    for client, level in enumerate(levels):
         data = collections.OrderedDict(
             x=rng.integers(0, 256, (pictures, size, size, 3), dtype=np.uint8),
             y=rng.integers(0, classes, pictures, dtype=np.int32))

@@ -69,5 +69,5 @@ class SliceMap:
 
     def cut(self, weights: Sequence[np.ndarray], level: int) -> list[np.ndarray]:
         """What a client of `level` is sent of NumPy `weights`: views, in the order of `names`."""
-        return [np.asarray(weight)[tuple(slice(0, size) for size in shape)]
+        return [np.asarray(weight)[(*(slice(0, size) for size in shape), ...)]
                 for weight, shape in zip(weights, self.slice_shapes(level))]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from feast_tf.aggregation import apply_mean, fold, sparse_mean
-from feast_tf.routing import Routing
+from feast_tf.aggregation import fold, sparse_mean
+from feast_tf.routing import Routing, SliceMap
 from feast_tf.space import SupernetSpec, VariantCache
 
 SPEC = SupernetSpec(stem=4, bases=(4, 8), depths=(0, 1), widths=(0.5, 1.0), expansions=(0.5, 1.0),
@@ -21,7 +21,7 @@ ROUTING = Routing(VariantCache(SPEC, [
     SPEC.variant(d=(1, 0), e=0.5, w=(0.5, 1.0, 0.5)),
     SPEC.variant(d=1, e=(0.5, 1.0), w=1.0),
 ]))
-TOP = ROUTING.num_levels - 1
+SLICES, TOP = ROUTING.slices, ROUTING.num_levels - 1
 PARAMETERS = ROUTING.layout.parameters
 
 
@@ -30,10 +30,7 @@ def random_arrays(shapes, seed: int) -> list[np.ndarray]:
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def shapes(level: int) -> list[tuple[int, ...]]:
-    return [tuple(extent[level]) for extent in ROUTING.extents]
-
-
+shapes = SLICES.slice_shapes
 WEIGHTS = random_arrays([parameter.shape for parameter in PARAMETERS], seed=0)
 
 
@@ -43,20 +40,26 @@ def constant_update(level: int, value: float) -> list[np.ndarray]:
 
 def accumulate(cohort, accumulator=None) -> fold.Accumulator:
     """Folds (level, n_i, update) one after the other."""
-    accumulator = accumulator or fold.zero(ROUTING)
+    accumulator = accumulator or fold.zero(SLICES)
     for level, count, update in cohort:
         accumulator = fold.accumulate(accumulator, [tf.constant(part) for part in update],
                                       tf.constant(count, tf.float32), tf.constant(level))
     return accumulator
 
 
+def step(weights, means):
+    """The server's step: the weights plus the means, where these are not 0."""
+    return [np.where(part != 0, weight + part, weight) for weight, part in zip(weights, means)]
+
+
 def mean(accumulator, weights=WEIGHTS) -> list[np.ndarray]:
-    return [new.numpy() for new in apply_mean(ROUTING, weights, accumulator)]
+    means = fold.mean(SLICES, accumulator.numerator, accumulator.mass)
+    return step(weights, [part.numpy() for part in means])
 
 
 def counts(accumulator) -> tuple[int, int, int]:
     """(with data, without data, refused)"""
-    return tuple(int(count) for count in accumulator[2:])
+    return tuple(int(count) for count in accumulator[3:])
 
 
 def assert_same_bits(ours, theirs):
@@ -161,7 +164,7 @@ def test_cohort_without_pictures_changes_nothing():
 
 
 def test_nobody_at_all_changes_nothing():
-    assert_same_bits(mean(fold.zero(ROUTING), DELICATE_WEIGHTS), DELICATE_WEIGHTS)
+    assert_same_bits(mean(fold.zero(SLICES), DELICATE_WEIGHTS), DELICATE_WEIGHTS)
 
 
 def test_client_without_pictures_changes_nothing_for_the_others():
@@ -218,10 +221,39 @@ def test_mass_is_expanded_to_the_positions_of_each_envelope(place):
     for level, extent in enumerate(extents):
         for position in np.ndindex(*extent):
             expected[position] += mass[level]
-    found = fold.expand_mass(parameter, extents, tf.constant(mass))
+    found = fold.expand_mass(parameter.shape, extents, tf.constant(mass))
     assert found.shape.rank == len(parameter.shape)
     np.testing.assert_array_equal(np.broadcast_to(found, parameter.shape), expected)
     assert all(size == 1 for size, dim in zip(found.shape, parameter.axes) if dim is None)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 2), (2, 2, 3, 2, 2)], ids=str)
+def test_arrays_of_any_rank_with_any_elastic_axes(shape):
+    rng = np.random.default_rng(len(shape))
+    extents = np.stack([rng.integers(0, np.array(shape) + 1) for _ in range(4)]).astype(np.int32)
+    slices = SliceMap(("array",), (shape,), (extents,))
+    cohort = [(level, count, [rng.normal(size=extents[level]).astype(np.float32)])
+              for level, count in [(0, 3), (2, 5), (3, 8), (1, 2)]]
+    accumulator = accumulate(cohort, fold.zero(slices))
+    [found] = fold.mean(slices, accumulator.numerator, accumulator.mass)
+    [expected] = sparse_mean([np.zeros(shape, np.float32)],
+                             [(count, update) for _, count, update in cohort])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("count", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_refused_where_the_update_is_empty_too(count):
+    slices = SliceMap(("array",), ((3,),), (np.array([[0], [3]], np.int32),))
+    accumulator = accumulate([(0, count, [np.zeros([0], np.float32)]),
+                              (1, 4, [np.ones([3], np.float32)])],
+                             fold.zero(slices))
+    assert accumulator.mass.numpy().tolist() == [0, 4] and counts(accumulator) == (1, 0, 1)
+
+
+def test_bytes_are_those_of_all_updates():
+    cohort = [(0, 3, constant_update(0, 1.0)), (TOP, 0, constant_update(TOP, 2.0)),
+              (1, 5, constant_update(1, np.nan))]
+    assert accumulate(cohort).bytes_up == 4 * ROUTING.payload[[0, TOP, 1]].sum()
 
 
 def test_a_graph_of_the_first_kind_gives_the_same():
@@ -231,9 +263,8 @@ def test_a_graph_of_the_first_kind_gives_the_same():
     expected = accumulate(cohort)
     with tf.Graph().as_default():
         accumulator = accumulate(cohort)
-        weights = [tf.constant(weight) for weight in DELICATE_WEIGHTS]
-        result = apply_mean(ROUTING, weights, accumulator)
+        means = fold.mean(SLICES, accumulator.numerator, accumulator.mass)
         with tf.compat.v1.Session() as session:
-            result, found = session.run((result, accumulator[2:]))
-    assert_same_bits(result, mean(expected, DELICATE_WEIGHTS))
+            means, found = session.run((means, accumulator[3:]))
+    assert_same_bits(step(DELICATE_WEIGHTS, means), mean(expected, DELICATE_WEIGHTS))
     assert tuple(found) == counts(expected) == (2, 1, 1)
