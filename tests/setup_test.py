@@ -33,7 +33,7 @@ def checkout(tmp_path):
     """The files that a set-up reads, in a folder with a blank in its name."""
     folder = tmp_path / "my checkout"
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-modern.lock"):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -132,14 +132,18 @@ def test_tensorflow_under_another_name_is_found(monkeypatch):
     assert versions.check_tensorflow() == "2.18.0"
 
 
-def test_lock_is_hashed_and_names_no_host():
-    text = (ROOT / "requirements.lock").read_text()
-    assert "http" not in text
+@pytest.mark.parametrize("lock, chosen", [
+    pytest.param("requirements.lock", {"jax==0.4.13", "jaxlib==0.4.13"}, id="main"),
+    pytest.param("requirements-modern.lock", {"openfl==1.9", "flwr==1.42.0"}, id="modern"),
+])
+def test_locks_are_hashed_and_name_no_host(lock, chosen):
+    text = (ROOT / lock).read_text()
+    assert "://" not in text and "--index-url" not in text
     requirements = text.replace("\\\n", " ").splitlines()
     assert [line for line in requirements if "--hash=sha256:" not in line] == []
     pinned = [line.split()[0] for line in requirements]
     assert [pin for pin in pinned if "==" not in pin] == []
-    assert {"jax==0.4.13", "jaxlib==0.4.13"} <= set(pinned)
+    assert chosen <= set(pinned)
 
 
 def test_one_version_of_federated_everywhere():
@@ -147,6 +151,15 @@ def test_one_version_of_federated_everywhere():
     assert f"\n{pin} " in (ROOT / "requirements.lock").read_text()
     assert f'tff = ["{pin}"]' in (ROOT / "pyproject.toml").read_text()
     assert f"(TensorFlow Federated {versions.FEDERATED_VERSION})" in (ROOT / "Makefile").read_text()
+
+
+def test_the_two_environments_share_nothing_that_cannot_be_shared():
+    pins = lambda lock: {line.split("==")[0]: line.split("==")[1].split()[0]
+                         for line in (ROOT / lock).read_text().splitlines() if "==" in line}
+    main, modern = pins("requirements.lock"), pins("requirements-modern.lock")
+    assert "flwr" not in main and "openfl" not in main and "tensorflow-federated" not in modern
+    newest = tuple(map(int, modern["tensorflow-cpu"].split(".")[:2]))
+    assert newest > versions.TENSORFLOW_WITH_FEDERATED and int(modern["keras"].split(".")[0]) >= 3
 
 
 def test_installed_set_breaks_the_jax_pins_only():
@@ -166,6 +179,25 @@ def test_wrong_python_is_one_line(checkout, tmp_path):
         result.stderr,
     )
     assert not (checkout / ".venv").exists()
+
+
+def test_the_modern_environment_is_made_apart(checkout, tmp_path):
+    path = _fake_pythons(tmp_path / "fakes", "echo 3.11.4")
+    result = _run(["make", "--dry-run", "test-modern", "ARGS=-x"], cwd=checkout, PATH=path)
+    made, installed, ours, _, tested = [line for line in result.stdout.splitlines()
+                                        if not line.startswith("touch .venv-modern/.locked")]
+    assert made == '"python3.11" -m venv --clear .venv-modern'
+    assert installed.endswith(" --require-hashes -r requirements-modern.lock")
+    assert ours == (".venv-modern/bin/python -m pip install --no-deps --no-build-isolation "
+                    "--editable .")
+    assert tested == ".venv-modern/bin/python -m pytest -x"
+
+
+def test_the_modern_environment_refuses_other_pythons(checkout, tmp_path):
+    path = _fake_pythons(tmp_path / "fakes", "echo 3.10.2")
+    result = _run(["make", "setup-modern"], cwd=checkout, PATH=path)
+    assert "*** feast-tf needs Python 3.11 (Flower 1.42 and this project); python3 is 3.10.2." in (
+        result.stderr)
 
 
 def test_a_launcher_that_starts_nothing_is_passed_over(checkout, tmp_path):
