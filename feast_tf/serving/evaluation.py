@@ -67,24 +67,27 @@ class Evaluator:
         return self._runner.recalibrate(list(weights), dims,
                                         self.normalized_batches(self._server_images))
 
-    def accuracy(self, weights: Sequence[tf.Tensor], dims: np.ndarray, images: np.ndarray,
-                 labels: np.ndarray) -> float:
-        """Share of pictures that the variant `dims` classifies right.
+    def logits(self, weights: Sequence[tf.Tensor], dims: np.ndarray,
+               images: np.ndarray) -> np.ndarray:
+        """float32[n, classes] of the variant `dims` for uint8[n, height, width, 3] pictures.
 
         Raises:
           ValueError: there are no pictures.
         """
         if not len(images):
-            raise ValueError("accuracy needs at least one picture")
+            raise ValueError("an evaluation needs at least one picture")
         weights = list(weights)
         moments = self.moments(weights, dims) if self.recalibrate else None
-        correct, start = 0, 0
+        found = []
         for batch in self.normalized_batches(images):
             own = moments or self._runner.recalibrate(weights, dims, [batch])
-            guess = np.argmax(self._runner.logits(weights, dims, own, batch), axis=-1)
-            correct += int(np.sum(guess == labels[start: start + len(batch)]))
-            start += len(batch)
-        return correct / len(images)
+            found.append(self._runner.logits(weights, dims, own, batch))
+        return np.concatenate(found)
+
+    def accuracy(self, weights: Sequence[tf.Tensor], dims: np.ndarray, images: np.ndarray,
+                 labels: np.ndarray) -> float:
+        """Share of pictures that the variant `dims` classifies right; raises as `logits` does."""
+        return share_correct(self.logits(weights, dims, images), labels)
 
     def operating_points(self, weights: Sequence[np.ndarray], levels: Sequence[int],
                          images: np.ndarray, labels: np.ndarray, split: str,
@@ -113,6 +116,11 @@ class Evaluator:
             if on_point:
                 on_point(point)
         return points
+
+
+def share_correct(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Share of the rows of float[n, classes] whose largest value is at the label, int[n]."""
+    return int(np.sum(np.argmax(logits, axis=-1) == labels)) / len(labels)
 
 
 def population_accuracy(levels: Sequence[int], accuracies: Sequence[float]) -> float:

@@ -88,7 +88,8 @@ def check_folder(folder: pathlib.Path, config: ml_collections.ConfigDict) -> Non
                          f"{new!r} here); choose another --output_dir")
 
 
-def _remove_unfinished(folder: pathlib.Path) -> None:
+def remove_unfinished(folder: pathlib.Path) -> None:
+    """Removes what was being written to a folder when a program was killed."""
     for path in [*folder.glob("*"), *folder.glob("checkpoints/*"), *folder.glob("model/*")]:
         if _UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -114,14 +115,14 @@ def claimed(folder: pathlib.Path, config: ml_collections.ConfigDict) -> Iterator
             raise ValueError(f"another run is at work in {folder}; wait for it, or choose another "
                              "--output_dir") from error
         check_folder(folder, config)  # again, now that nobody else can change it
-        _remove_unfinished(folder)  # of a run that was killed
+        remove_unfinished(folder)  # of a run that was killed
         if not (folder / "config.json").exists():
             text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
             write_whole(folder / "config.json", lambda file: file.write(text.encode() + b"\n"))
         try:
             yield
         finally:
-            _remove_unfinished(folder)
+            remove_unfinished(folder)
 
 
 def metrics_manager(path: pathlib.Path) -> tff.program.CSVFileReleaseManager:
@@ -144,7 +145,8 @@ def read_summary(folder: pathlib.Path) -> Optional[dict]:
     return _read_json(folder / "summary.json")
 
 
-def _write_csv(path: pathlib.Path, columns: Sequence[str], rows: Sequence[Sequence]) -> None:
+def write_csv(path: pathlib.Path, columns: Sequence[str], rows: Sequence[Sequence]) -> None:
+    """A CSV file, whole or not at all."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -154,7 +156,7 @@ def _write_csv(path: pathlib.Path, columns: Sequence[str], rows: Sequence[Sequen
 
 def write_operating_points(folder: pathlib.Path, points: Sequence[OperatingPoint]) -> None:
     """operating_points.csv."""
-    _write_csv(folder / "operating_points.csv", ("variant", "macs", "params", "accuracy", "split"),
+    write_csv(folder / "operating_points.csv", ("variant", "macs", "params", "accuracy", "split"),
                [(p.variant, p.macs, p.params, f"{p.accuracy:.6f}", p.split) for p in points])
 
 
@@ -168,7 +170,7 @@ def write_clients(folder: pathlib.Path, experiment: Experiment,
         rows.append((client.id, f"{client.budget:.0f}", client.num_samples, point.variant,
                      point.macs, f"{point.accuracy:.6f}", envelope.payload,
                      envelope.payload_bytes))
-    _write_csv(folder / "clients.csv",
+    write_csv(folder / "clients.csv",
                ("client", "budget_macs", "num_samples", "served_variant", "served_macs", "accuracy",
                 "payload_params", "payload_bytes"), rows)
 

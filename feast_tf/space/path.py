@@ -66,26 +66,28 @@ def parse_targets(text: str) -> list[float]:
     return targets
 
 
-def parse_pin(text: str, spec: SupernetSpec) -> Variant:
+def parse_pin(text: str, spec: SupernetSpec, *, name: str = "pin") -> Variant:
     """Reads a variant as it is printed: `d=3,7,6,7 e=0.1 w=0.3,0.1,0.1,0.1,0.1`.
+
+    Semicolons may stand for the blanks. `name` is what messages call it.
 
     Raises:
       ValueError: it is not a variant of the space.
     """
     try:
-        fields = dict(part.split("=") for part in text.split())
+        fields = dict(part.split("=") for part in text.replace(";", " ").split())
         values = {name: [kind(value) for value in fields.pop(name).split(",")]
                   for name, kind in (("d", int), ("e", float), ("w", float))}
         if fields:
             raise ValueError
     except (KeyError, ValueError):
-        raise ValueError(f"pin {text!r} must look like 'd=3,7,6,7 e=0.1 w=0.3,0.1,0.1,0.1,0.1'"
+        raise ValueError(f"{name} {text!r} must look like 'd=3,7,6,7 e=0.1 w=0.3,0.1,0.1,0.1,0.1'"
                          ) from None
     single = {name: value[0] if len(value) == 1 else value for name, value in values.items()}
     try:
         return spec.variant(**single)
     except ValueError as error:
-        raise ValueError(f"pin {text!r}: {error}") from error
+        raise ValueError(f"{name} {text!r}: {error}") from error
 
 
 def search_path(search: Search, targets: Sequence[float], *, pins: Sequence[Variant] = (),

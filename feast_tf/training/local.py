@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from feast_tf.seeding import stateless_seed
 from feast_tf.space import Layout
 from feast_tf.supernet import forward
 from feast_tf.training import augment, losses, mixing, rules
@@ -76,6 +77,14 @@ class LocalResult(NamedTuple):
     metrics: tf.Tensor
 
 
+def local_seed(seed: int, round_num: tf.Tensor, client: tf.Tensor) -> tf.Tensor:
+    """The int32[2] seed of all that a client (int32 scalar) draws in a round (int32 scalar)."""
+    state = tf.constant(stateless_seed(seed, "local training"))
+    for part in (round_num, client):
+        state = tf.random.experimental.stateless_fold_in(state, part)
+    return state
+
+
 def flatten(weights: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """(float32 vector of all weights, int32[parameters] of their sizes)."""
     vector = tf.concat([tf.reshape(weight, [-1]) for weight in weights], axis=0)
@@ -101,8 +110,8 @@ def prepare_batch(config: LocalTraining, images: tf.Tensor, labels: tf.Tensor, s
 
 def cotrain_gradient(layout: Layout, config: LocalTraining, vector: tf.Tensor,
                      as_weights: Callable[[tf.Tensor], Sequence[tf.Tensor]],
-                     variant_dims: tf.Tensor, roles: tf.Tensor, batch: mixing.MixedBatch
-                     ) -> tuple[tf.Tensor, tf.Tensor]:
+                     variant_dims: tf.Tensor, roles: tf.Tensor, batch: mixing.MixedBatch, *,
+                     network: Callable[..., tf.Tensor] = forward) -> tuple[tf.Tensor, tf.Tensor]:
     """The gradient of all variants of one mini-batch.
 
     The variants run one after the other in one loop, so the graph holds a single forward and
@@ -117,6 +126,7 @@ def cotrain_gradient(layout: Layout, config: LocalTraining, vector: tf.Tensor,
       variant_dims: int32[V, 1 + 3S], the largest variant first.
       roles: int32[V], indices into `rules.ROLES`.
       batch: the pictures.
+      network: runs a variant; takes and returns what `supernet.forward` does.
 
     Returns:
       (gradient, metrics): float32[P], and float32[ROLES, STATISTICS] sums.
@@ -129,7 +139,7 @@ def cotrain_gradient(layout: Layout, config: LocalTraining, vector: tf.Tensor,
         is_teacher = tf.equal(index, 0)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(vector)
-            logits = forward(layout, as_weights(vector), variant_dims[index], batch.images)
+            logits = network(layout, as_weights(vector), variant_dims[index], batch.images)
             supervised = losses.supervised_loss(logits, batch.labels_a, batch.labels_b, batch.lam,
                                                 config.label_smoothing)
             distillation = losses.distillation_loss(logits, targets, config.temperature)
@@ -145,12 +155,14 @@ def cotrain_gradient(layout: Layout, config: LocalTraining, vector: tf.Tensor,
         metrics += tf.one_hot(roles[index], len(rules.ROLES))[:, tf.newaxis] * row
         return index + 1, targets, gradient, metrics
 
+    # Zeros, but no constant of them: a TensorFlow Lite file would hold it next to the weights.
+    nothing = 0.0 * vector
     # No targets for the first variant: its distillation loss is 0.
     targets = tf.zeros([tf.shape(batch.labels_a)[0], layout.spec.classes])
     metrics = tf.zeros([len(rules.ROLES), len(STATISTICS)])
     _, _, gradient, metrics = tf.while_loop(
         lambda index, *_: index < tf.shape(variant_dims)[0], variant_step,
-        (tf.constant(0), targets, tf.zeros_like(vector), metrics), parallel_iterations=1)
+        (tf.constant(0), targets, nothing, metrics), parallel_iterations=1)
     if config.gradients == "mean":
         gradient /= tf.cast(tf.shape(variant_dims)[0], tf.float32)
     return gradient, metrics

@@ -40,5 +40,6 @@ def distillation_loss(logits: tf.Tensor, targets: tf.Tensor, temperature: float 
     Returns:
       float32 scalar: the sum over classes, averaged over the batch.
     """
-    loss = tf.nn.softmax_cross_entropy_with_logits(targets, logits / temperature)
+    # A product, whose gradient needs no broadcasting: TensorFlow Lite has no operation for that.
+    loss = tf.nn.softmax_cross_entropy_with_logits(targets, logits * (1.0 / temperature))
     return temperature**2 * tf.reduce_mean(loss)

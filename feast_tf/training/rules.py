@@ -21,7 +21,13 @@ def draw_variants(rule: TrainingRule, level: tf.Tensor,
       each place once, the largest variant first wherever the rule trains it. At level 0 the largest
       variant is the minimum; it is trained once.
     """
-    drawn = tf.random.stateless_uniform([], seed, minval=0, maxval=level + 1, dtype=tf.int32)
+    return trained_variants(rule, level, tf.random.stateless_uniform(
+        [], seed, minval=0, maxval=level + 1, dtype=tf.int32))
+
+
+def trained_variants(rule: TrainingRule, level: tf.Tensor,
+                     drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The result of `draw_variants` for the int32 scalar `drawn`, uniform over 0 .. level."""
     keep = tf.stack([
         tf.constant(rule.largest),
         tf.logical_and(rule.minimum, level > 0 if rule.largest else True),

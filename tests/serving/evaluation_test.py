@@ -173,7 +173,7 @@ def test_one_graph_serves_all_variants(evaluator, weights):
 
 
 def test_accuracy_of_nothing_is_refused(evaluator, weights):
-    with pytest.raises(ValueError, match="accuracy needs at least one picture"):
+    with pytest.raises(ValueError, match="an evaluation needs at least one picture"):
         evaluator.accuracy(weights, DIMS[0], random_pictures(1, 0), np.zeros(0, np.int32))
 
 
