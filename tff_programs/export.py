@@ -33,8 +33,8 @@ _BYTES = flags.DEFINE_float("bytes", None, "The largest cached variant whose fil
                             "format has at most so many bytes.")
 _LATENCY = flags.DEFINE_float("latency_ms", None, "The largest cached variant whose file in the "
                               "first format takes at most so many milliseconds on this machine.")
-_POST_HOC = flags.DEFINE_bool("post_hoc", False, "With --budget or --params: search the whole "
-                              "space for the fittest variant, instead of the cache.")
+_POST_HOC = flags.DEFINE_bool("post_hoc", False, "With --budget or --params: search the space "
+                              "for the fittest variant, instead of taking the largest cached one.")
 _THREADS = flags.DEFINE_integer("threads", 1, "Threads of the interpreter.", lower_bound=1)
 _BATCH = flags.DEFINE_enum("batch", "1", ["1", "dynamic"], "Pictures in a call of a TFLite file.")
 _INT8_INPUT = flags.DEFINE_enum("int8_input", "uint8", ["uint8", "float32"],

@@ -1,6 +1,6 @@
 """FEAST in Flower: nodes of different budgets train one network on handwritten digits.
 
-`python run.py` in this folder tries it on one machine. For a federation of your own, give each
+`python examples/flower_digits.py` tries it on one machine. For a federation of your own, give each
 SuperNode its budget in MACs and its share of the data,
 
     flower-supernode --superlink=HOST:PORT \\

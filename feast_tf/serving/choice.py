@@ -15,7 +15,8 @@ from typing import Optional
 import numpy as np
 
 from feast_tf.serving.evaluation import anchor_levels
-from feast_tf.space import FitnessSettings, Search, Variant, VariantCache, costs, layout_of
+from feast_tf.space import (FitnessSettings, Search, SupernetSpec, Variant, VariantCache, costs,
+                            layout_of)
 from feast_tf.space.path import parse_pin
 
 _UNITS = {"budgets": "--budget", "levels": "--levels", "variants": "--variant",
@@ -49,8 +50,8 @@ class ExportRequest:
       params: limit on the parameters.
       bytes: limit on the size of the file.
       latency_ms: limit on the latency of one picture, in milliseconds.
-      post_hoc: takes the fittest variant of the whole space, not of the cache; for budgets and
-        params.
+      post_hoc: takes the fittest variant, cached or not, between the smallest and the largest
+        depths, expansions and widths of the cache; for budgets and params.
 
     Raises:
       ValueError: several units, a limit that is not positive, or `post_hoc` with another unit.
@@ -135,7 +136,7 @@ def _at_level(cache: VariantCache, level: int, reason: str) -> Choice:
 
 
 def _within_cost(cache: VariantCache, cost: str, limit: float, post_hoc: bool) -> Choice:
-    """The largest cached variant within the limit; below all of them, the fittest of the space."""
+    """The largest cached variant within the limit; below all of them, the fittest uncached one."""
     name = {"macs": "MACs", "params": "parameters"}[cost]
     own = getattr(cache, cost)
     fitting = np.flatnonzero(own <= limit)
@@ -143,15 +144,31 @@ def _within_cost(cache: VariantCache, cost: str, limit: float, post_hoc: bool) -
         return _at_level(cache, int(fitting[-1]), f"largest cached within {limit:,.0f} {name}")
     # Where the limit on the depth-to-width ratio leaves nothing, anything is better than that.
     for settings in (FitnessSettings(), FitnessSettings(max_rho=_ANY_RHO)):
-        search = Search(cache.spec, cost=cost, settings=settings)
+        search = Search(_trained_range(cache), cost=cost, settings=settings)
         found = search.fittest(limit)
         if found is not None:
             break
     else:
         raise ValueError(f"no network keeps {limit:,.0f} {name}: the smallest cached one has "
-                         f"{own.min():,}, the smallest of the space {search.cheapest:,}")
+                         f"{own.min():,}, the smallest in the cache's range of d, e and w "
+                         f"{search.cheapest:,}")
     return _choice(cache, found.architecture.variant(),
-                   f"fittest of the space within {limit:,.0f} {name}")
+                   f"fittest in the cache's range within {limit:,.0f} {name}")
+
+
+def _trained_range(cache: VariantCache) -> SupernetSpec:
+    """The space without what is smaller or larger than all cached variants.
+
+    A prefix narrower than all that were trained was never asked for an answer: on digits, half the
+    smallest cached width classifies 14 % of the pictures right.
+    """
+    def kept(allowed, field):
+        used = [value for variant in cache.variants for value in getattr(variant, field)]
+        return tuple(value for value in allowed if min(used) <= value <= max(used))
+
+    spec = cache.spec
+    return dataclasses.replace(spec, depths=kept(spec.depths, "d"), widths=kept(spec.widths, "w"),
+                               expansions=kept(spec.expansions, "e"))
 
 
 def _within_bytes(cache: VariantCache, limit: float, trials: Trials) -> Choice:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,7 +21,12 @@ SPEC = SupernetSpec(stem=4, bases=(4, 8), depths=(0, 1), widths=(0.5, 1.0), expa
 ROUTES = Routing(VariantCache(SPEC, [SPEC.smallest(), SPEC.largest()]))
 TRAINING = LocalTraining(optimizer=SGD(learning_rate=0.05), augmentation=Augmentation(
     crop_padding=1, flip=True, randaugment_layers=0))
-WEIGHTS = [weight.numpy() for weight in initial_weights(ROUTES.layout, 3)]
+
+
+@functools.lru_cache(maxsize=None)
+def weights():
+    """Not at import: TensorFlow must not start while tests are collected."""
+    return [weight.numpy() for weight in initial_weights(ROUTES.layout, 3)]
 
 
 def pictures(count, size=8):
@@ -35,7 +42,7 @@ def trainer():
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_it_is_local_update_on_shuffled_pictures(trainer, level):
-    own, received = pictures(5), ROUTES.slices.cut(WEIGHTS, level)
+    own, received = pictures(5), ROUTES.slices.cut(weights(), level)
     result = trainer.train(received, own, client=7, level=level, round_num=2, total_rounds=9,
                            seed=4)
 
@@ -57,7 +64,7 @@ def test_it_is_local_update_on_shuffled_pictures(trainer, level):
 
 
 def test_rounds_and_clients_draw_differently_and_repeatably(trainer):
-    own, received = pictures(5), ROUTES.slices.cut(WEIGHTS, 1)
+    own, received = pictures(5), ROUTES.slices.cut(weights(), 1)
     first = lambda **who: trainer.train(
         received, own, level=1, total_rounds=9, **who).update[0].sum()
     base = first(client=7, round_num=2)
@@ -67,7 +74,7 @@ def test_rounds_and_clients_draw_differently_and_repeatably(trainer):
 
 
 def test_a_client_without_pictures_changes_nothing(trainer):
-    received = ROUTES.slices.cut(WEIGHTS, 0)
+    received = ROUTES.slices.cut(weights(), 0)
     result = trainer.train(received, pictures(5).take(np.arange(0)), client=0, level=0, round_num=0,
                            total_rounds=9)
     assert result.num_examples == 0 and result.metrics == {"loss": 0, "accuracy": 0}
@@ -78,8 +85,8 @@ def test_what_does_not_fit_is_refused(trainer):
     train = lambda weights, own: trainer.train(weights, own, client=3, level=0, round_num=0,
                                                total_rounds=9)
     with pytest.raises(ValueError, match="client 3: the weights are not the slice of level 0"):
-        train(WEIGHTS, pictures(5))
+        train(weights(), pictures(5))
     with pytest.raises(ValueError, match="client 3: pictures must be of 8 x 8 pixels, but are"):
-        train(ROUTES.slices.cut(WEIGHTS, 0), pictures(5, size=9))
+        train(ROUTES.slices.cut(weights(), 0), pictures(5, size=9))
     with pytest.raises(ValueError, match="batch_size must be at least 1, but is 0"):
         LocalTrainer(ROUTES, TRAINING, batch_size=0)

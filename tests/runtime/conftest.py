@@ -14,7 +14,8 @@ import tensorflow as tf
 CPUS = ("/device:CPU:0", "/device:CPU:1")
 TOLERANCE = 1e-6
 
-# The whole session shares this process, and devices are counted once, when TensorFlow starts.
+# The whole session shares this process, and devices are counted once, when TensorFlow starts: no test
+# module may run an operation while it is imported.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration() for _ in CPUS])

@@ -80,7 +80,16 @@ def test_below_the_cache_the_space_is_searched(cost, field):
     choice, = choose(CACHE, ExportRequest(**{field: (limit,) if field == "budgets" else limit}),
                      TRIALS)
     assert choice.level is None and getattr(costs, cost)(SPEC, choice.variant) <= limit
-    assert choice.reason.startswith(f"fittest of the space within {limit:,.0f}")
+    assert choice.reason.startswith(f"fittest in the cache's range within {limit:,.0f}")
+
+
+def test_what_no_cached_variant_has_is_not_searched():
+    middle = VariantCache(SPEC, [SPEC.variant(d=0, e=1.0, w=1.0), SPEC.variant(d=1, e=1.0, w=1.0)])
+    for limit in np.linspace(middle.macs[0], 1e5, 9):
+        choice, = choose(middle, ExportRequest(budgets=(float(limit),), post_hoc=True), TRIALS)
+        assert max(choice.variant.d) <= 1 and min(choice.variant.e + choice.variant.w) == 1.0
+    with pytest.raises(ValueError, match=f"in the cache's range of d, e and w {middle.macs[0]:,}$"):
+        choose(middle, ExportRequest(budgets=(float(middle.macs[0] - 1),)), TRIALS)
 
 
 def test_the_limit_on_rho_gives_way():
@@ -93,17 +102,17 @@ def test_the_limit_on_rho_gives_way():
 def test_below_the_space_the_minimum_is_named():
     least = costs.macs(SPEC, SPEC.smallest())
     with pytest.raises(ValueError, match=f"no network keeps {least - 1:,} MACs: the smallest "
-                                         f"cached one has {MACS[0]:,}, the smallest of the space "
-                                         f"{least:,}$"):
+                                         f"cached one has {MACS[0]:,}, the smallest in the "
+                                         f"cache's range of d, e and w {least:,}$"):
         levels(ExportRequest(budgets=(float(least - 1),)))
     least = costs.params(SPEC, SPEC.smallest())
-    with pytest.raises(ValueError, match=f"the smallest of the space {least:,}$"):
+    with pytest.raises(ValueError, match=f"the smallest in the cache's range .* {least:,}$"):
         levels(ExportRequest(params=1.0))
 
 
 def test_post_hoc_searches_although_the_cache_has_some():
     choice, = choose(CACHE, ExportRequest(budgets=(float(MACS[3]),), post_hoc=True), TRIALS)
-    assert choice.reason.startswith("fittest of the space")
+    assert choice.reason.startswith("fittest in the cache's range")
     assert costs.macs(SPEC, choice.variant) <= MACS[3] and choice.level is None
 
 

@@ -143,7 +143,7 @@ MISTAKES = {
     "other pictures": (other_pictures, SMALLEST, "the pictures of digits are not those that the "
                        "run was trained on"),
     "too small": (None, ExportRequest(budgets=(1000.0,)), "no network keeps 1,000 MACs: the "
-                  "smallest cached one has 162,976, the smallest of the space 162,976"),
+                  "smallest cached one has 162,976, the smallest in the cache's range"),
     "no such level": (None, ExportRequest(levels=(4,)), "level 4 is not in the cache"),
     "foreign": (None, ExportRequest(variants=("d=7;e=1;w=1",)), r"d\[0\] = 7 is not in the space"),
 }
