@@ -25,6 +25,24 @@ if importlib.util.find_spec("tensorflow_federated") is None:
                       "examples/fedavg_pipeline_test.py", "examples/secure_sum_test.py", "programs",
                       "runtime", "setup_test.py", "simulation"]
 
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the runtime's tests two CPU devices, before any test module is imported.
+
+    Devices are counted once in a process, when TensorFlow runs its first operation.
+    """
+    tests = Path(__file__).resolve().parent / "runtime"
+    given = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    if importlib.util.find_spec("tensorflow_federated") and any(
+            tests in (path, *path.parents) or path in tests.parents for path in given):
+        import tensorflow as tf
+
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
 _WORKER_NAME = "worker_binary"
 _SECONDS_TO_END = 5
 

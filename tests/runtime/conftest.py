@@ -14,12 +14,6 @@ import tensorflow as tf
 CPUS = ("/device:CPU:0", "/device:CPU:1")
 TOLERANCE = 1e-6
 
-# The whole session shares this process, and devices are counted once, when TensorFlow starts: no test
-# module may run an operation while it is imported.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration() for _ in CPUS])
-
 
 def assert_same(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
     """Checks containers, names, types and numbers."""
