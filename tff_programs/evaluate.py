@@ -13,8 +13,6 @@ is one.
 from __future__ import annotations
 
 from tff_programs import environment  # isort: skip  (first: it prepares TensorFlow's import)
-import sys
-
 from absl import flags
 
 from tff_programs import flags as program_flags
@@ -36,8 +34,7 @@ _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder of the results.")
 def main(argv) -> None:
     del argv
     program_flags.log_own_lines()
-    if any(argument.lstrip("-").startswith(("config", "dataset")) for argument in sys.argv[1:]):
-        raise ValueError("--config and --dataset are not read here: the run's own config.json is")
+    program_flags.refuse_configuration("the run's own config.json is")
     if not _RUN.value:
         raise ValueError("name the folder of a run, such as --run=runs/digits")
     from feast_tf import simulation  # after the flags: TensorFlow takes seconds to import

@@ -12,8 +12,6 @@ docs/deploy.md.
 from __future__ import annotations
 
 from tff_programs import environment  # isort: skip  (first: it prepares TensorFlow's import)
-import sys
-
 from absl import flags
 
 from tff_programs import flags as program_flags
@@ -61,8 +59,7 @@ def numbers(name: str, texts: list[str], kind: type) -> tuple:
 def main(argv) -> None:
     del argv
     program_flags.log_own_lines()
-    if any(argument.lstrip("-").startswith(("config", "dataset")) for argument in sys.argv[1:]):
-        raise ValueError("--config and --dataset are not read here: the run has its own")
+    program_flags.refuse_configuration("the run has its own")
     if not _RUN.value:
         raise ValueError("name the folder of a finished run with --run")
     import tensorflow as tf
@@ -89,4 +86,4 @@ if __name__ == "__main__":
     # makes placeholders of TensorFlow 1.
     import tensorflow  # noqa: F401
 
-    program_flags.run_main(main)
+    program_flags.run_main(main, interrupted="interrupted; nothing was written")

@@ -102,6 +102,16 @@ def parse(argv: Sequence[str]) -> list[str]:
     sys.exit(f"{pathlib.Path(argv[0]).stem}: {message}")
 
 
+def refuse_configuration(instead: str) -> None:
+    """For programs that read no configuration: ValueError where the command names one.
+
+    Args:
+      instead: the end of the message, what the program reads.
+    """
+    if any(name.startswith(("config", "dataset")) for name, _ in _given(sys.argv)):
+        raise ValueError(f"--config and --dataset are not read here: {instead}")
+
+
 def log_own_lines() -> None:
     """Shows this project's progress lines, and of other libraries only warnings."""
     logging.set_verbosity(max(logging.INFO, flags.FLAGS.verbosity))
@@ -147,18 +157,23 @@ def _raiser(error: BaseException, raised: list[BaseException]) -> Callable:
     return handle
 
 
-def _end(error: BaseException, name: str) -> None:
+def _end(error: BaseException, name: str, interrupted: str) -> None:
     """Ends the program as `run_main` says, or raises the error."""
     if isinstance(error, KeyboardInterrupt):
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(interrupted, file=sys.stderr)
         sys.exit(130)
     if isinstance(error, _mendable()) and flags.FLAGS.verbosity <= 0:
         sys.exit(f"{name}: {' '.join(str(error).split())}")
     raise error  # --verbosity=1 shows where it came from
 
 
-def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs a program: one line and exit code 1 for what a user can mend, 130 for Ctrl-C."""
+def run_main(main: Callable[[Sequence[str]], None], *, interrupted: str = "interrupted") -> None:
+    """Runs a program: one line and exit code 1 for what a user can mend, 130 for Ctrl-C.
+
+    Args:
+      main: takes the command line without the flags.
+      interrupted: what is said after Ctrl-C.
+    """
 
     def guarded(argv):
         name, raised = pathlib.Path(argv[0]).stem, []
@@ -172,7 +187,7 @@ def run_main(main: Callable[[Sequence[str]], None]) -> None:
         try:
             main(argv)
         except BaseException as error:
-            _end(raised[0] if raised else error, name)
+            _end(raised[0] if raised else error, name, interrupted)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -55,4 +55,5 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    program_flags.run_main(main)
+    program_flags.run_main(
+        main, interrupted="interrupted; the same command goes on from the last checkpoint")

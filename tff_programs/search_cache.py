@@ -76,9 +76,8 @@ def read_measure(value: str | None):
 def main(argv) -> None:
     del argv
     program_flags.log_own_lines()
-    if any(argument.lstrip("-").startswith(("config", "dataset")) for argument in sys.argv[1:]):
-        raise ValueError("--config and --dataset are not read here: name the space with --spec, "
-                         "such as --spec=configs/cifar100.py:small")
+    program_flags.refuse_configuration("name the space with --spec, such as "
+                                       "--spec=configs/cifar100.py:small")
     latency = _CONSTRAINT.value == "latency"
     measure = read_measure(_MEASURE.value) if latency else None
     spec, targets = read_spec(_SPEC.value), path.parse_targets(_TARGETS.value)

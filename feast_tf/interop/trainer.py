@@ -50,16 +50,17 @@ class LocalTrainer:
         self.routing, self.training = routing, training
         self._batch_size, self._local_epochs = batch_size, local_epochs
         size = routing.cache.spec.image_size
-        self._batches = {"x": tf.TensorSpec([None, size, size, 3], tf.uint8),
-                         "y": tf.TensorSpec([None], tf.int32)}
+        batches = {"x": tf.TensorSpec([None, size, size, 3], tf.uint8),
+                   "y": tf.TensorSpec([None], tf.int32)}
         dims = tf.constant(routing.variant_dims)
-        self._update = tf.function(
-            lambda weights, level, data, seed, rate: local_update(
-                routing.layout, training, dims, weights, level, data, seed, rate),
-            input_signature=[
-                [tf.TensorSpec(shape) for shape in routing.slices.elastic_shapes],
-                tf.TensorSpec([], tf.int32), tf.data.DatasetSpec(self._batches),
-                tf.TensorSpec([2], tf.int32), tf.TensorSpec([])])
+
+        def update(weights, level, data, seed, rate):
+            return local_update(routing.layout, training, dims, weights, level, data, seed, rate)
+
+        self._update = tf.function(update, input_signature=[
+            [tf.TensorSpec(shape) for shape in routing.slices.elastic_shapes],
+            tf.TensorSpec([], tf.int32), tf.data.DatasetSpec(batches),
+            tf.TensorSpec([2], tf.int32), tf.TensorSpec([])])
 
     def train(self, weights: Sequence[np.ndarray], pictures: Split, *, client: int, level: int,
               round_num: int, total_rounds: int, seed: int = 0) -> TrainedSlice:

@@ -160,7 +160,7 @@ import sys
 from tff_programs import flags
 def main(argv):
     {}
-flags.run_main(main)
+flags.run_main(main, interrupted="interrupted; nothing is lost")
 """
 
 
@@ -175,9 +175,9 @@ def guarded(statement, *arguments):
     ("raise FloatingPointError('round 3: no')", 1, "-c: round 3: no\n"),
     ("import missing_module", 1, "-c: No module named 'missing_module'\n"),
     ("raise KeyboardInterrupt", 130,
-     "interrupted; the same command goes on from the last checkpoint\n"),
+     "interrupted; nothing is lost\n"),
     ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", 130,
-     "interrupted; the same command goes on from the last checkpoint\n"),
+     "interrupted; nothing is lost\n"),
     ("sys.exit(7)", 7, ""),
     ("pass", 0, ""),
 ])
