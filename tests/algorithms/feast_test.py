@@ -55,17 +55,17 @@ M = (
 
 @pytest.fixture(scope="module", params=["in_process", "tff_worker"])
 def feast(request):
-    """The process, and the list of the traces of its forward pass."""
+    """The process, and the list of the traces of its co-training."""
     traces = []
 
-    def traced_forward(*args, **kwargs):
+    def traced_gradient(*args, **kwargs):
         traces.append(args)
         return original(*args, **kwargs)
 
-    original = local.forward
+    original = local.cotrain_gradient
     context_or_worker = runtime.use(request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "forward", traced_forward)
+        patch.setattr(local, "cotrain_gradient", traced_gradient)
         process = build_feast(ROUTING, TRAINING, total_rounds=TOTAL_ROUNDS, seed=SEED)
         yield types.SimpleNamespace(process=process, traces=traces)
     if request.param == "tff_worker":
