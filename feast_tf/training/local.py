@@ -171,7 +171,7 @@ def cotrain_gradient(layout: Layout, config: LocalTraining, vector: tf.Tensor,
 def local_update(layout: Layout, config: LocalTraining, cache_dims: tf.Tensor,
                  weights: Sequence[tf.Tensor], level: tf.Tensor, dataset: tf.data.Dataset,
                  seed: tf.Tensor, rate: tf.Tensor) -> LocalResult:
-    """Trains a client's envelope on its pictures; call it in a `tf.function` (it is autographed).
+    """Trains a client's envelope on its pictures; call it in a `tf.function`.
 
     Args:
       layout: the supernet's layout.
@@ -186,6 +186,13 @@ def local_update(layout: Layout, config: LocalTraining, cache_dims: tf.Tensor,
     Returns:
       A `LocalResult`; all zero where the data set is empty.
     """
+    # Converted here: in a `tf.function` whose source AutoGraph cannot find (a lambda of an
+    # interactive session, a file that was edited meanwhile) the loop would never end.
+    train = tf.autograph.to_graph(_train)
+    return train(layout, config, cache_dims, weights, level, dataset, seed, rate)
+
+
+def _train(layout, config, cache_dims, weights, level, dataset, seed, rate) -> LocalResult:
     rule = rules.RULES[config.rule]
     # One vector inside the loop: a hundred tensors to clip, decay and carry from step to step cost
     # as much as the training of a small variant.

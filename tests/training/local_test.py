@@ -14,6 +14,7 @@ from feast_tf.routing import Routing
 from feast_tf.space import SupernetSpec, VariantCache
 from feast_tf.supernet import forward, initial_weights
 from feast_tf.training import ROLES, RULES, SGD, Augmentation, LocalTraining, local_update
+from feast_tf.training import rules
 from feast_tf.training.local import (STATISTICS, cotrain_gradient, flatten, prepare_batch,
                                      unflatten)
 from feast_tf.training.mixing import MixedBatch
@@ -286,6 +287,24 @@ def test_batches_of_one_client_have_streams_of_their_own(compiled):
 def test_exploding_learning_rate_gives_an_update_that_is_not_finite(compiled):
     result = compiled(LocalTraining())[0](TOP, batches(12, 4), rate=1e30)
     assert not all(np.all(np.isfinite(part)) for part in result.update)
+
+
+def test_the_loop_is_one_even_where_autograph_cannot_read_the_caller(compiled, monkeypatch):
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        assert len(calls) < 5, "the loop over the batches is unrolled"
+        return draw_variants(*args)
+
+    monkeypatch.setattr(rules, "draw_variants", counted)
+    weights = tuple(envelope(TOP))
+    run = tf.function(autograph=False, func=lambda dataset: local_update(
+        LAYOUT, PLAIN, tf.constant(DIMS), weights, tf.constant(TOP), dataset, tf.constant([1, 2]),
+        tf.constant(0.1)))
+    result = run(batches(7, 2))
+    expected = compiled(PLAIN)[0](TOP, batches(7, 2))
+    np.testing.assert_allclose(result.metrics, expected.metrics, rtol=1e-5)
 
 
 def test_a_graph_of_the_first_kind_gives_the_same(compiled):
