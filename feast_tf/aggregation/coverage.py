@@ -26,8 +26,8 @@ def by_shapes(slices: SliceMap) -> Coverage:
         fits = tf.reduce_all(tf.equal(held, found), axis=1)
         known = tf.debugging.Assert(tf.reduce_any(fits), [
             "an update's shapes are those of no level:", found], summarize=-1)
-        with tf.control_dependencies([known]):
-            return tf.argmax(tf.cast(fits, tf.int32), output_type=tf.int32), tf.identity(weight)
+        with tf.control_dependencies([known]):  # of the level alone: sums need not wait for it
+            return tf.argmax(tf.cast(fits, tf.int32), output_type=tf.int32), weight
 
     return coverage
 

@@ -358,11 +358,12 @@ class Watch:
         clients = int(row["aggregator"]["clients_with_data"])
         found.append([clients, len(traces), psutil.Process().memory_info().rss])
 
-def traced_forward(*args, **options):
+def traced_gradient(*args, **options):
     traces.append(1)
-    return forward(*args, **options)
+    return co_train(*args, **options)
 
-found, traces, forward, local.forward = [], [], local.forward, traced_forward
+found, traces = [], []
+co_train, local.cotrain_gradient = local.cotrain_gradient, traced_gradient
 folder, settings = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 config = digits.get_config("smoke")
 for section in ("space", "population", "evaluation"):
