@@ -47,14 +47,7 @@ def main(argv) -> None:
     process = build_feast(routing, workload.TRAINING, total_rounds=1000)
     static = workload.StaticSteps(routing)
     clients = workload.cohort(routing)
-    state = process.initialize()
-    rounds, steps = [], []
-    for number in range(_ROUNDS.value + 2):
-        drawn = workload.drawn_variants(clients, number)
-        steps.append(static.seconds(clients, drawn))
-        output = []
-        rounds.append(workload.timed(lambda: output.append(process.next(state, clients))))
-        state = output[0].state
+    state, rounds, steps = workload.timed_rounds(process, clients, static, _ROUNDS.value + 2)
     rounds, steps = rounds[2:], steps[2:]
     ratio = workload.median([a / b for a, b in zip(rounds, steps)])
 

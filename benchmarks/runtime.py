@@ -84,12 +84,7 @@ def small_case(rounds: int) -> dict:
     routing = workload.small_routing()
     clients, static = workload.cohort(routing), workload.StaticSteps(routing)
     process = build_feast(routing, workload.TRAINING, total_rounds=1000)
-    state, times, steps = process.initialize(), [], []
-    for number in range(rounds + 2):
-        steps.append(static.seconds(clients, workload.drawn_variants(clients, number)))
-        start = time.perf_counter()
-        state = process.next(state, clients).state
-        times.append(time.perf_counter() - start)
+    _, times, steps = workload.timed_rounds(process, clients, static, rounds + 2)
     return {"first_s": times[0], "round_s": workload.median(times[2:]),
             "static_s": workload.median(steps[2:]),
             "over_static": workload.median([t / s for t, s in zip(times[2:], steps[2:])])}

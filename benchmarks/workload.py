@@ -112,6 +112,18 @@ class StaticSteps:
         return total
 
 
+def timed_rounds(process, clients: Sequence, static: StaticSteps, rounds: int
+                 ) -> tuple[object, list[float], list[float]]:
+    """(last state, seconds of each round, of the static steps of its variants before it)."""
+    state, times, steps = process.initialize(), [], []
+    for number in range(rounds):
+        steps.append(static.seconds(clients, drawn_variants(clients, number)))
+        start = time.perf_counter()
+        state = process.next(state, clients).state
+        times.append(time.perf_counter() - start)
+    return state, times, steps
+
+
 def timed(work: Callable[[], object]) -> float:
     """Seconds of one call."""
     start = time.perf_counter()

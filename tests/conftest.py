@@ -81,7 +81,30 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained_run(tmp_path_factory) -> Path:
+def trained_centrally():
+    """(cache, data set, batches, augmentation, rate) -> a `SavedSupernet` that one client trained.
+
+    The client has all batches, and is of the highest level.
+    """
+    import tensorflow as tf
+
+    from feast_tf import serving, space, supernet, training
+
+    def train(cache, data, batches, *, augmentation, rate):
+        layout, mean, std = space.layout_of(cache.spec), tuple(data.mean), tuple(data.std)
+        local = training.LocalTraining(mean=mean, std=std, augmentation=augmentation)
+        initial = [tf.constant(weight) for weight in supernet.initial_weights(layout, 0)]
+        result = tf.function(lambda: training.local_update(
+            layout, local, tf.constant(cache.dims), initial, tf.constant(len(cache) - 1), batches,
+            tf.constant([1, 2]), tf.constant(rate)))()
+        weights = tuple((old + update).numpy() for old, update in zip(initial, result.update))
+        return serving.SavedSupernet(cache, weights, data.classes, mean, std)
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory, trained_centrally) -> Path:
     """The folder of a finished run, which one client with all digits trained; it stays as it is.
 
     Its cache has 162976, 429296, 724208 and 890096 MACs and 3602, 13330, 18002 and 28466
@@ -92,7 +115,7 @@ def trained_run(tmp_path_factory) -> Path:
     import tensorflow as tf
 
     from configs import digits
-    from feast_tf import datasets, serving, space, supernet, training
+    from feast_tf import datasets, serving, space, training
 
     fields = dict(stem=8, bases=(16, 24), depths=(0, 1), widths=(0.5, 1.0), expansions=(0.5, 1.0),
                   strides=(2, 2), divisor=8)
@@ -101,20 +124,14 @@ def trained_run(tmp_path_factory) -> Path:
     cache = space.VariantCache(spec, [
         spec.variant(d=0, e=0.5, w=0.5), spec.variant(d=0, e=1.0, w=1.0),
         spec.variant(d=(1, 0), e=1.0, w=1.0), spec.variant(d=1, e=1.0, w=1.0)])
-    layout, mean, std = space.layout_of(spec), tuple(data.mean), tuple(data.std)
-    local = training.LocalTraining(mean=mean, std=std, augmentation=training.Augmentation(
-        crop_padding=0, flip=False, randaugment_layers=0, mixup_alpha=0.0, cutmix_alpha=0.0))
     pictures = tf.data.Dataset.from_tensor_slices({"x": data.train.images, "y": data.train.labels})
-    pictures = pictures.shuffle(2000, seed=1).repeat(6).batch(32)
-    initial = [tf.constant(weight) for weight in supernet.initial_weights(layout, 0)]
-    result = tf.function(lambda: training.local_update(
-        layout, local, tf.constant(cache.dims), initial, tf.constant(3), pictures,
-        tf.constant([1, 2]), tf.constant(0.1)))()
-    weights = tuple((old + update).numpy() for old, update in zip(initial, result.update))
+    saved = trained_centrally(
+        cache, data, pictures.shuffle(2000, seed=1).repeat(6).batch(32), rate=0.1,
+        augmentation=training.Augmentation(crop_padding=0, flip=False, randaugment_layers=0,
+                                           mixup_alpha=0.0, cutmix_alpha=0.0))
 
     folder = tmp_path_factory.mktemp("trained") / "run"
-    serving.save_supernet(folder / "model",
-                          serving.SavedSupernet(cache, weights, data.classes, mean, std))
+    serving.save_supernet(folder / "model", saved)
     config = digits.get_config()
     config.space.update(fields)
     config.population.budgets = "2e5:20,9e5:10"

@@ -17,8 +17,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from feast_tf.datasets import Split
 from feast_tf.interop.flower import FeastStrategy, feast_client
-from feast_tf.interop.rounds import merge
-from feast_tf.interop.trainer import LocalTrainer
 from feast_tf.routing import Routing, SliceMap
 from feast_tf.space import SupernetSpec, VariantCache
 from feast_tf.supernet import initial_weights
@@ -215,23 +213,15 @@ def federation():
     return routing, pictures, app
 
 
-def test_rounds_of_clients_are_those_of_plain_numpy(federation):
+def test_rounds_of_clients_are_those_of_plain_numpy(federation, rounds_in_numpy):
     routing, pictures, app = federation
     grid = LocalGrid({100 + number: app for number in range(4)})
     initial = [np.asarray(weight) for weight in initial_weights(routing.layout, 0)]
     strategy = FeastStrategy(routing.slices, total_rounds=4, seed=6, min_train_nodes=4)
     result = strategy.start(grid, ArrayRecord(initial), num_rounds=2)
 
-    trainer, weights = LocalTrainer(routing, TRAINING, batch_size=2), initial
     cohort = {0: 0, 1: 1, 2: 1}  # the fourth affords nothing
-    for round_num in range(2):
-        results = []
-        for client, level in cohort.items():
-            trained = trainer.train(routing.slices.cut(weights, level), pictures[client],
-                                    client=client, level=level, round_num=round_num, total_rounds=4,
-                                    seed=6)
-            results.append((client, trained.update, trained.num_examples))
-        weights, _ = merge(routing.slices, weights, cohort, results, returns="updates")
+    weights = rounds_in_numpy(routing, TRAINING, pictures, initial, cohort, 2)
     for ours, theirs in zip(result.arrays.to_numpy_ndarrays(), weights):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-7)
     metrics = result.train_metrics_clientapp[2]

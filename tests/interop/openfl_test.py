@@ -14,8 +14,6 @@ from openfl.utilities import LocalTensor
 
 from feast_tf.datasets import Split
 from feast_tf.interop.openfl import FeastTaskRunner, HoldersMean, LevelVectors, PictureLoader
-from feast_tf.interop.rounds import merge
-from feast_tf.interop.trainer import LocalTrainer
 from feast_tf.routing import Routing, SliceMap
 from feast_tf.space import SupernetSpec, VariantCache
 from feast_tf.supernet import initial_weights
@@ -178,44 +176,37 @@ def train(runners, names, aggregator):
 
 
 
+def first_weights(routing):
+    return [weight.numpy() for weight in initial_weights(routing.layout, 6)]
+
+
 def weights_after(aggregator, routing, runners, round_num):
     tensors = aggregator.tensor_db.get_tensors_by_round_and_tags(round_num, ("model",))
     vectors = {key.tensor_name: value for key, value in tensors.items()}
-    initial = [weight.numpy() for weight in initial_weights(routing.layout, 6)]
-    return runners["phone"].vectors.restore(vectors, initial)
+    return runners["phone"].vectors.restore(vectors, first_weights(routing))
 
 
-def rounds_in_numpy(routing, pictures, cohort, count):
-    trainer = LocalTrainer(routing, TRAINING, batch_size=2)
-    weights = [weight.numpy() for weight in initial_weights(routing.layout, 6)]
-    for round_num in range(count):
-        results = []
-        for client, level in cohort.items():
-            trained = trainer.train(routing.slices.cut(weights, level), pictures[client],
-                                    client=client, level=level, round_num=round_num, total_rounds=4,
-                                    seed=6)
-            results.append((client, trained.update, trained.num_examples))
-        weights, _ = merge(routing.slices, weights, cohort, results, returns="updates")
-    return weights
-
-
-def test_rounds_of_openfl_are_those_of_plain_numpy(federation, tmp_path):
+def test_rounds_of_openfl_are_those_of_plain_numpy(federation, rounds_in_numpy, tmp_path):
     routing, pictures, runners = federation
     aggregator = build_aggregator(runners, tmp_path, WaitForAllPolicy, rounds=3)
     for _ in range(2):
         sent = train(runners, runners, aggregator)
     assert sent["phone"] == ["level000"] and sent["laptop"] == ["level000", "level001"]
     ours = weights_after(aggregator, routing, runners, 2)
-    for one, other in zip(ours, rounds_in_numpy(routing, pictures, {0: 0, 1: 1, 2: 1}, 2)):
+    expected = rounds_in_numpy(routing, TRAINING, pictures, first_weights(routing),
+                               {0: 0, 1: 1, 2: 1}, 2)
+    for one, other in zip(ours, expected):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_a_round_ends_without_a_collaborator_that_died(federation, tmp_path):
+def test_a_round_ends_without_a_collaborator_that_died(federation, rounds_in_numpy, tmp_path):
     routing, pictures, runners = federation
     policy = lambda: PercentagePolicy(percent_collaborators_needed=0.6, minimum_reporting=2)
     aggregator = build_aggregator(runners, tmp_path, policy, rounds=2)
     train(runners, ("phone", "workstation"), aggregator)
     assert aggregator.round_number == 1
     ours = weights_after(aggregator, routing, runners, 1)
-    for one, other in zip(ours, rounds_in_numpy(routing, pictures, {0: 0, 2: 1}, 1)):
+    expected = rounds_in_numpy(routing, TRAINING, pictures, first_weights(routing),
+                               {0: 0, 2: 1}, 1)
+    for one, other in zip(ours, expected):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)

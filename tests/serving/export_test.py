@@ -216,9 +216,8 @@ def test_settings_that_do_not_exist_are_refused(fields, message):
 
 
 @pytest.mark.slow
-def test_bounds_hold_on_photographs(shared_data, tmp_path):
-    from feast_tf import space, supernet, training
-    from feast_tf.serving import SavedSupernet
+def test_bounds_hold_on_photographs(shared_data, trained_centrally, tmp_path):
+    from feast_tf import space, training
 
     archive = shared_data / "cifar-10-batches-py-subset.tar.gz"
     if not archive.is_file():
@@ -227,17 +226,11 @@ def test_bounds_hold_on_photographs(shared_data, tmp_path):
     spec = space.SupernetSpec(stem=8, bases=(16, 32, 32), depths=(0, 1), widths=(0.5, 1.0),
                               expansions=(0.5,), strides=(2, 2, 2), classes=10, image_size=32)
     cache = space.VariantCache(spec, [spec.smallest(), spec.variant(d=(1, 0, 1), e=0.5, w=1.0)])
-    layout, mean, std = space.layout_of(spec), tuple(data.mean), tuple(data.std)
-    local = training.LocalTraining(mean=mean, std=std, augmentation=training.Augmentation(
-        randaugment_layers=0, mixup_alpha=0.0, cutmix_alpha=0.0))
     pictures = tf.data.Dataset.from_tensor_slices({"x": data.train.images, "y": data.train.labels})
-    pictures = pictures.shuffle(5000, seed=1).repeat(3).batch(50)
-    initial = [tf.constant(weight) for weight in supernet.initial_weights(layout, 0)]
-    result = tf.function(lambda: training.local_update(
-        layout, local, tf.constant(cache.dims), initial, tf.constant(1), pictures,
-        tf.constant([1, 2]), tf.constant(0.05)))()
-    weights = tuple((old + update).numpy() for old, update in zip(initial, result.update))
-    saved = SavedSupernet(cache, weights, data.classes, mean, std)
+    saved = trained_centrally(
+        cache, data, pictures.shuffle(5000, seed=1).repeat(3).batch(50), rate=0.05,
+        augmentation=training.Augmentation(randaugment_layers=0, mixup_alpha=0.0,
+                                           cutmix_alpha=0.0))
     exporter = Exporter(saved, data, ExportSettings(formats=tuple(FORMATS)[2:]))
     records = exporter.export([Choice(cache.variants[1], 1, "the largest")], tmp_path)
     assert [record.problem for record in records] == [None] * 4
